@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from minitrain.core.errors import EvidenceError, RankError, UserError
     from minitrain.harness.launcher import launch
     from minitrain.recording.recorder import record
+    from minitrain.recording.shown import show
 
 __version__ = "0.2.0"
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "check_data_parallel",
     "launch",
     "record",
+    "show",
 ]
 
 # Before anything that takes time: a rank that is stopped while it imports torch would
@@ -40,6 +42,7 @@ _HOMES = {
     "check_data_parallel": "check.check",
     "launch": "harness.launcher",
     "record": "recording.recorder",
+    "show": "recording.shown",
 }
 
 

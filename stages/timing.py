@@ -46,7 +46,7 @@ def main() -> None:
     for run, folder in folders.items():
         timings = read_timings(folder / "timings.jsonl", origins[run])
         num_hosts = origins[run]["num_hosts"]
-        table = account(timings, warmup, num_hosts=num_hosts)
+        table = account(timings, warmup, one_clock=num_hosts == 1)
         within = guarantees_of(origins[run]["sync"]).waits_within
         stragglers = find_stragglers(timings, warmup, waits_within=within)
         busy = why_busy(origins[run].get("load"))

@@ -100,17 +100,18 @@ def summarize(
 
 
 def account(
-    timings: pd.DataFrame, num_warmup_steps: int, *, num_hosts: int = 1
+    timings: pd.DataFrame, num_warmup_steps: int, *, one_clock: bool = True
 ) -> pd.DataFrame:
     """Return the step account: ``rank``, ``part``, ``mean_ms``, and the 5-95 %
     bootstrap interval of the mean, ``low_ms`` to ``high_ms``.
 
     ``rank`` is ``"all"`` for the means over all ranks, then ``"rank 0"`` and on. The
-    ``mean_ms`` of a rank's parts add up to its mean step. On several hosts, whose
-    clocks cannot be compared, ``wait_ms`` is in ``comm_exposed_ms``. Empty without a
-    plain step.
+    ``mean_ms`` of a rank's parts add up to its mean step. Unless all ranks have
+    ``one_clock``, as on one host, ``wait_ms`` is in ``comm_exposed_ms``. Empty without
+    a plain step.
     """
-    rows = _with_waits(plain_steps(timings, num_warmup_steps), num_hosts)
+    rows = plain_steps(timings, num_warmup_steps)
+    rows = _with_waits(rows) if one_clock else rows
     alone = summarized(timings, num_warmup_steps)
     every = {ALL_RANKS: rows} | {
         f"rank {rank}": own for rank, own in rows.groupby("rank")
@@ -147,8 +148,8 @@ def ddp_says(timings: pd.DataFrame, num_warmup_steps: int) -> dict[str, Any]:
     return says
 
 
-def _with_waits(rows: pd.DataFrame, num_hosts: int) -> pd.DataFrame:
-    if num_hosts > 1 or EXPOSED not in rows or rows["rank"].nunique() < 2:
+def _with_waits(rows: pd.DataFrame) -> pd.DataFrame:
+    if EXPOSED not in rows or rows["rank"].nunique() < 2:
         return rows
     at = rows["last_bucket_at_ns"]
     late = (at.groupby(rows["step"]).transform("max") - at) / 1e6

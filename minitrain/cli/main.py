@@ -12,24 +12,21 @@ import sys
 from collections.abc import Sequence
 
 from minitrain import __version__
-from minitrain.cli import check, doctor, explain, report, summary, verify
+from minitrain.cli import check, doctor, explain, record, report, show, summary, verify
 from minitrain.cli.answer import Answer
 from minitrain.cli.parser import Parser
-from minitrain.core.errors import EXIT_EVIDENCE, UserError, run_stage
+from minitrain.core.errors import EXIT_EVIDENCE, run_stage
 from minitrain.core.printable import as_lines
 
 COMMANDS = {
+    "record": record,
+    "show": show,
     "check": check,
     "verify": verify,
     "doctor": doctor,
     "explain": explain,
     "report": report,
     "summary": summary,
-}
-# what is done elsewhere, and where
-ELSEWHERE = {
-    "record": "recording is done in Python, by `with minitrain.record(model, "
-    "optimizer, folder):` around your loop: docs/recording.md"
 }
 EXIT_CODES = "exit codes: 0 all well, 1 the evidence says no, 2 bad input"
 
@@ -41,11 +38,13 @@ def main() -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command -> its exit code. Raises UserError for what is no command."""
-    if arguments and arguments[0] in ELSEWHERE:
-        name = arguments[0]
-        raise UserError(f"minitrain {name}: no such command; {ELSEWHERE[name]}")
     parser = make_parser()
-    options, unknown = parser.parse_known_args(arguments)
+    own, command = [*arguments], []
+    if own[:1] == ["record"] and "--" in own:
+        cut = own.index("--")
+        own, command = own[:cut], own[cut + 1 :]
+    options, unknown = parser.parse_known_args(own)
+    options.command = command
     if unknown:
         options.parser.refuse(unknown)
     if "answer" not in options:

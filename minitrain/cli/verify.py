@@ -16,7 +16,7 @@ import argparse
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from minitrain.cli.answer import Answer
 from minitrain.cli.recording_words import (
@@ -25,6 +25,7 @@ from minitrain.cli.recording_words import (
     recordings_in_words,
     some,
 )
+from minitrain.cli.shown_words import times_compared
 from minitrain.core.errors import UserError
 from minitrain.core.nearest import nearest_file
 from minitrain.core.printable import as_lines
@@ -33,6 +34,7 @@ from minitrain.report.numbers import plural
 
 if TYPE_CHECKING:
     from minitrain.compare.folders import FoldersCompared
+    from minitrain.compare.recordings import RecordingsCompared
     from minitrain.compare.run_diff import RunsCompared
     from minitrain.compare.state_diff import Comparison
 
@@ -135,7 +137,7 @@ def _answer_for_runs(a: Path, b: Path) -> Answer:
 
 
 def _answer_for_recordings(options: argparse.Namespace) -> Answer:
-    from minitrain.compare.recordings import compare_recordings, is_recording
+    from minitrain.compare.recordings import is_recording
 
     for mine, other in ((options.a, options.b), (options.b, options.a)):
         if not is_recording(other):
@@ -147,12 +149,28 @@ def _answer_for_recordings(options: argparse.Namespace) -> Answer:
         raise UserError(f"--picture: {picture}: must end in .png")
     if options.twin and not options.twin.exists():
         raise UserError(f"--twin: {options.twin}: does not exist")
-    found = compare_recordings(options.a, options.b, options.twin)
+    found, facts, text = compared(options.a, options.b, options.twin)
     if picture:
         from minitrain.cli.recording_picture import draw_recordings
 
         draw_recordings(found, picture)
-    return Answer(found.same, recordings_as_facts(found), recordings_in_words(found))
+    return Answer(found.same, facts, text)
+
+
+def compared(
+    a: Path, b: Path, twin: Path | None = None
+) -> tuple["RecordingsCompared", dict[str, Any], str]:
+    """Return what two recordings have in common: as such, for programs, and in words.
+    Their times are beside the verdict and no part of it.
+    """
+    from minitrain.compare.recordings import compare_recordings
+    from minitrain.recording.times import compare_times, read_times
+
+    found = compare_recordings(a, b, twin)
+    times = compare_times(read_times(a), read_times(b))
+    facts = recordings_as_facts(found) | {"times": times and asdict(times)}
+    lines = [recordings_in_words(found), *([times_compared(times)] if times else [])]
+    return found, facts, "\n".join(lines)
 
 
 def runs_in_words(found: "RunsCompared") -> str:

@@ -61,6 +61,14 @@ def limit_of_groups(seconds: float) -> Iterator[None]:
         _limits.pop()
 
 
+def at_the_end_of_backward(do: Callable[[], None]) -> None:
+    """Call ``do`` when the backward pass that is under way has computed all gradients,
+    after what was queued before it: as DDP and FSDP queue their last work. To be called
+    within a hook of that pass.
+    """
+    torch.autograd.Variable._execution_engine.queue_callback(do)
+
+
 def parameters_of_ddp(wrapper: Any) -> list[Tensor]:
     """The parameters that DistributedDataParallel found in its model when it was built,
     frozen ones too; empty for another wrapper.

@@ -26,7 +26,6 @@ from minitrain.compare.inputs_and_state import (
 )
 from minitrain.core.errors import UserError
 from minitrain.recording.alarm import Row, in_ranks
-from minitrain.recording.findings import Judge
 from minitrain.recording.format import OfRank, Recording, read_recording
 
 # in a header: what may differ between the same computation
@@ -204,31 +203,6 @@ def unseen_in(a: Recording, b: Recording, places: Sequence[StepPair]) -> list[st
         where = " and ".join(sides)
         said.append(f"no samples were recorded in {where}, so data is not compared")
     return said
-
-
-def alarms_in(recording: Recording) -> dict[str, bool]:
-    """Return lines of the rules, from the rows and from the run itself; True for
-    alarms.
-    """
-    ranks = [recording.ranks[rank] for rank in sorted(recording.ranks)]
-    found = []
-    if not recording.missing:
-        judge = Judge()
-        found += judge.see([one.header for one in ranks])
-        for key in ranks[0].steps:
-            rows = [one.steps[key] for one in ranks if key in one.steps]
-            if len(rows) == len(ranks):
-                found += judge.see(rows)
-        if all(one.end for one in ranks):
-            found += judge.see([one.end for one in ranks if one.end])
-    # alarms of the run itself that the rows do not show, such as a missing rank
-    again = {(one.rule, one.severe) for one in found}
-    lines = {one.line: one.severe for one in found}
-    for row in (row for one in ranks for row in one.alarms):
-        severe = row["kind"] == "alarm"
-        if (row["rule"], severe) not in again:
-            lines[row["line"]] = severe
-    return {line.removeprefix("minitrain: "): severe for line, severe in lines.items()}
 
 
 def asides_of(a: Recording, b: Recording) -> list[str]:

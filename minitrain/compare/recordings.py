@@ -13,7 +13,6 @@ from typing import Literal
 from minitrain.compare.align import header, places_of, resumed_in
 from minitrain.compare.comparer import Comparer, StepCompared
 from minitrain.compare.coverage import (
-    alarms_in,
     asides_of,
     broken_in,
     models_unlike,
@@ -25,6 +24,7 @@ from minitrain.compare.coverage import (
 from minitrain.compare.difference import Difference
 from minitrain.core.errors import UserError
 from minitrain.core.progress import progress
+from minitrain.recording.findings import alarms_in
 from minitrain.recording.format import is_recording, read_recording
 
 # ``minitrain/cli`` does not know the package ``recording``

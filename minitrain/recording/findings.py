@@ -6,6 +6,7 @@ A rule may first have something to note and later an alarm: both are reported.
 from collections.abc import Iterable
 
 from minitrain.recording.alarm import Alarm, Rows
+from minitrain.recording.format import Recording
 from minitrain.recording.rules import alarms_at_end, alarms_at_start, alarms_of
 from minitrain.recording.rules_of_inputs import batch_again, beside, padding, samples
 
@@ -68,3 +69,28 @@ class Judge:
                 self._told[key] = {*(told or ()), *one.tensors}
                 new.append(one)
         return new
+
+
+def alarms_in(recording: Recording) -> dict[str, bool]:
+    """Return lines of the rules, from the rows and from the run itself; True for
+    alarms.
+    """
+    ranks = [recording.ranks[rank] for rank in sorted(recording.ranks)]
+    found = []
+    if not recording.missing:
+        judge = Judge()
+        found += judge.see([one.header for one in ranks])
+        for key in ranks[0].steps:
+            rows = [one.steps[key] for one in ranks if key in one.steps]
+            if len(rows) == len(ranks):
+                found += judge.see(rows)
+        if all(one.end for one in ranks):
+            found += judge.see([one.end for one in ranks if one.end])
+    # alarms of the run itself that the rows do not show, such as a missing rank
+    again = {(one.rule, one.severe) for one in found}
+    lines = {one.line: one.severe for one in found}
+    for row in (row for one in ranks for row in one.alarms):
+        severe = row["kind"] == "alarm"
+        if (row["rule"], severe) not in again:
+            lines[row["line"]] = severe
+    return {line.removeprefix("minitrain: "): severe for line, severe in lines.items()}

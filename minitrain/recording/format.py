@@ -61,10 +61,11 @@ def path_of_rank(folder: Path, rank: int) -> Path:
 
 def is_recording(path: Path) -> bool:
     """Return whether ``path`` is a folder in which a rank began to record."""
-    return path.is_dir() and bool(_ranks_in(path))
+    return path.is_dir() and bool(ranks_in(path))
 
 
-def _ranks_in(folder: Path) -> list[int]:
+def ranks_in(folder: Path) -> list[int]:
+    """Return the ranks that began to record in ``folder``."""
     names = [
         re.fullmatch(r"rank-(0|[1-9]\d*)\.jsonl", p.name) for p in folder.iterdir()
     ]
@@ -84,7 +85,7 @@ def read_recording(folder: Path) -> Recording:
             f"{folder}: no recording; minitrain.record(model, optimizer, folder) "
             "writes rank-0.jsonl there"
         )
-    read = {rank: _read_rank(folder, rank) for rank in _ranks_in(folder)}
+    read = {rank: _read_rank(folder, rank) for rank in ranks_in(folder)}
     ranks = {rank: one for rank, one in read.items() if one is not None}
     if not ranks:
         raise UserError(f"{folder}: nothing recorded; no rank came to its first step")

@@ -17,7 +17,9 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from minitrain.core.errors import EvidenceError, UserError
+from minitrain.core.printable import note
 from minitrain.recording.alarm import Alarm
+from minitrain.recording.clock import RecordingClock
 from minitrain.recording.format import Row, Writer, line_of, refuse_second
 from minitrain.recording.header import (
     header_of,
@@ -38,6 +40,7 @@ from minitrain.recording.hooks import (
 )
 from minitrain.recording.optimizers import Optimizers, Stepped, unwrapped
 from minitrain.recording.rules import place
+from minitrain.recording.stalls import StallWatch
 from minitrain.recording.step_rows import StepRows
 from minitrain.recording.watch import Watch
 
@@ -95,6 +98,7 @@ class Recorder:
         self._error_at_start: BaseException | None = None
         self._writer: Writer | None = None
         self._watch: Watch | None = None
+        self._stalls: StallWatch | None = None
         self._state = "new"
         self._due = True
 
@@ -110,11 +114,14 @@ class Recorder:
         refuse_second(self._folder, rank_and_size()[0])
         self._state, self._error_at_start = "recording", sys.exception()
         self._optimizers.start(self._inner.parameters())
-        tap = Tap(self._pass_begins)
-        self._before = [
-            one.register_forward_pre_hook(tap, prepend=True, with_kwargs=True)
-            for one in self._called
-        ]
+        on_gpu = next(self._inner.parameters()).is_cuda
+        self._clock = RecordingClock(self._folder, rank_and_size()[0], on_gpu)
+        begins, ended = Tap(self._pass_begins), Tap(self._pass_ended)
+        for one in self._called:
+            self._before += [
+                one.register_forward_pre_hook(begins, prepend=True, with_kwargs=True),
+                one.register_forward_hook(ended),
+            ]
 
     def stop(self) -> None:
         """Write the end, and wait for that of the other ranks. While an error ends the
@@ -123,6 +130,7 @@ class Recorder:
         if self._state != "recording":
             return
         self._listen_no_more()
+        self._clock.phase = "end"
         error = sys.exception()
         try:
             if error is None or error is self._error_at_start:
@@ -142,6 +150,12 @@ class Recorder:
         together = not parts or watch.meet_at_the_end(sum(steps.values()))
         self._tell(self._rows.end(steps, together), watch)
         watch.look(self._timeout_s)
+        if rank_and_size()[0] == 0 and self._optimizers.steps:
+            note(
+                f"minitrain: recorded {self._optimizers.steps} steps, the first three "
+                f"and each {self._every}-th in full: minitrain show {self._folder}; "
+                f"minitrain verify {self._folder} OTHER"
+            )
 
     def loss(self, loss: Tensor | float) -> None:
         """Record the loss of a step, before the optimizer makes it; or of each of its
@@ -156,6 +170,15 @@ class Recorder:
         elif self._due:
             self._rows.loss(loss)
 
+    def summary(self) -> dict[str, Any]:
+        """Return what was recorded so far by the ranks whose files are on this host, as
+        :func:`minitrain.show` does of a folder.
+        """
+        # pandas takes half a second to import
+        from minitrain.recording.shown import show
+
+        return show(self._folder)
+
     def __enter__(self) -> "Recorder":
         self.start()
         return self
@@ -164,15 +187,13 @@ class Recorder:
         self.stop()
 
     def _pass_begins(self, module: nn.Module, args: Any, options: Any) -> None:
-        # what was compiled goes on calling hooks that were removed
-        if self._state != "recording":
-            return
-        # a copy that shares this hook is another model
-        if all(module is not one for one in self._called):
+        if not self._is_ours(module):
             return
         if not is_training_pass(module):
             self._rows.evals += torch.is_grad_enabled() and not module.training
+            self._clock.evaluates()
             return
+        self._clock.pass_begins(args, options)
         self._optimizers.forward_begins()
         self._rows.forwards += 1
         if not self._due or is_pass_with_others(self._inner):
@@ -183,14 +204,29 @@ class Recorder:
             watch.tell([Alarm("static graph", 0, FAILS, STATIC_GRAPH)])
         self._rows.listen(self._optimizers)
         self._rows.pass_begins(wrapper, module, args, options)
+        self._clock.restart()
+
+    def _pass_ended(self, module: nn.Module, args: Any, outputs: Any) -> None:
+        if self._is_ours(module) and is_training_pass(module):
+            self._clock.pass_ended(outputs)
+
+    def _is_ours(self, module: nn.Module) -> bool:
+        # what was compiled goes on calling hooks that were removed, and a copy that
+        # shares them is another model
+        is_one = any(module is one for one in self._called)
+        return self._state == "recording" and is_one
 
     def _step_begins(self, stepped: Stepped) -> None:
+        self._clock.step_begins()
         watch = self._begin()
         if stepped.is_due(self._every):
             together = self._meet(stepped, watch, has_ended=False)
             self._rows.step_begins(stepped, self._optimizers, together)
+        self._clock.restart()
 
     def _step_ended(self, stepped: Stepped) -> None:
+        is_recorded = self._rows.is_begun(stepped)
+        self._clock.step_ended(stepped.number, stepped.steps - 1, is_recorded)
         watch = self._begin()
         together = not self._rows.is_begun(stepped) or self._meet(
             stepped, watch, has_ended=True
@@ -203,6 +239,7 @@ class Recorder:
             self._rows.forget()
         waits = row is not None and self._raises
         watch.look(self._timeout_s if waits else 0.0)
+        self._clock.restart()
 
     def _is_in_parts(self) -> bool:
         return any(map(is_in_parts, parameters_of(self._inner).values()))
@@ -243,7 +280,9 @@ class Recorder:
                     f"began to record within {self._timeout_s:g} s: every rank has to"
                 )
             self._writer = Writer(self._folder, rank_and_size()[0])
-            watch.write = self._writer.append
+            watch.write = write = self._writer.append
+            rank, limit = rank_and_size()[0], self._timeout_s
+            self._stalls = StallWatch(self._folder, rank, self._clock, limit, write)
             self._tell(header_of(self._inner, self._every), watch)
             watch.tell(watch.missing)
         except BaseException:
@@ -261,10 +300,13 @@ class Recorder:
         self._before.clear()
 
     def _close(self) -> None:
+        if self._stalls is not None:
+            self._stalls.close()
         if self._watch is not None:
             self._watch.close()
         if self._writer is not None:
             self._writer.close()
+            self._clock.close()
 
 
 def _fails_without_sync(wrapper: nn.Module | None) -> bool:

@@ -24,7 +24,7 @@ from minitrain.report.studied import WHOLE, Hosts, Ladder, bare_allreduce
 PARTS = {
     "data_ms": "data",
     "forward_ms": "forward",
-    "backward_ms": "backward with communication",
+    "backward_ms": "whole backward",
     "backward_compute_ms": "backward",
     "interference_ms": "interference",
     "wait_ms": "wait",

@@ -31,13 +31,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "train": BELOW_TRAIN,
     "proof": {*BELOW_PROOF, "analysis"},
     "bench": BELOW_PROOF,
-    "recording": {"core", "data", "sync", "comm"},
+    "recording": {"core", "data", "sync", "comm", "analysis"},
     "compare": {*BELOW_PROOF, "proof", "recording"},
     "check": {*BELOW_PROOF, "harness", "proof", "compare", "bench", "analysis"},
     "analysis": {"core"},
     "report": {"core", "data", "analysis"},
     "cli": {"core", "data", "comm", "harness", "sync", "proof"}
-    | {"compare", "check", "report"},
+    | {"compare", "check", "recording", "report"},
 }
 EDITS_OF_PATH = ("sys.path.insert", "sys.path.append")
 # doors: they name what lies in packages, and nothing in a package imports them

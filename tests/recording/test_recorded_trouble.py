@@ -62,7 +62,8 @@ def test_a_full_disk_ends_the_recording_and_not_the_run(
     assert (len(first.steps), first.alarms) == (5, [])
     assert first.end is not None
     assert (list(second.steps), second.end) == ([(0, 0)], None)
-    said = [line for line in capfd.readouterr().err.splitlines() if "minitrain" in line]
+    lines = capfd.readouterr().err.splitlines()
+    said = [line for line in lines if "no more" in line]
     assert len(said) == 1
     assert said[0].startswith("minitrain: rank 1 records no more: ")
     assert "no space left on the disk" in said[0]

@@ -1,0 +1,79 @@
+"""Record an unchanged training command: what it computes, and where its time goes.
+
+The command starts as it is, with torchrun, accelerate or python; its output, signals
+and exit code are its own. Each process that trains writes a file of its own into the
+folder (docs/recording.md), as with `minitrain.record(...)` in the script. `minitrain
+show` shows the recording, `minitrain verify` compares two.
+"""
+
+import argparse
+import json
+import os
+import shutil
+from pathlib import Path
+
+from minitrain.cli.answer import Answer
+from minitrain.core.errors import UserError
+
+EXAMPLES = {
+    "two processes of a script": (
+        "minitrain record runs/two -- torchrun --nproc-per-node 2 train.py"
+    ),
+    "every step, until the first alarm": (
+        "minitrain record --every 1 --on-alarm raise runs/all -- python train.py"
+    ),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the folder, and the arguments of the recorder."""
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="a new folder")
+    parser.add_argument(
+        "--every",
+        type=int,
+        default=10,
+        metavar="N",
+        help="record each N-th step, and the first three (default 10)",
+    )
+    parser.add_argument(
+        "--on-alarm",
+        choices=("print", "raise"),
+        default="print",
+        help="raise: end the run at an alarm (default print)",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="report a step or a rank that takes so many seconds (default 30)",
+    )
+
+
+def answer(options: argparse.Namespace) -> Answer:
+    """Become the command, with the recorder in its environment."""
+    from minitrain.recording.format import is_recording
+    from minitrain.recording.unchanged import SETTINGS, STARTUP
+
+    command, folder = options.command, options.folder.absolute()
+    if not command:
+        raise UserError(
+            "minitrain record: no command; minitrain record FOLDER -- COMMAND"
+        )
+    if shutil.which(command[0]) is None:
+        raise UserError(f"minitrain record: {command[0]}: no such command")
+    if options.every < 1:
+        raise UserError(f"--every = {options.every}: must be at least 1")
+    if options.timeout <= 0:
+        raise UserError(f"--timeout = {options.timeout:g}: must be above 0")
+    if folder.exists() and is_recording(folder):
+        raise UserError(f"{options.folder}: has a recording; name another folder")
+    settings = {
+        "folder": str(folder),
+        "every": options.every,
+        "on_alarm": options.on_alarm,
+        "timeout_s": options.timeout,
+    }
+    paths = [str(STARTUP), *filter(None, [os.environ.get("PYTHONPATH")])]
+    added = {SETTINGS: json.dumps(settings), "PYTHONPATH": os.pathsep.join(paths)}
+    os.execvpe(command[0], command, {**os.environ, **added})

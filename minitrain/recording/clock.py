@@ -1,0 +1,199 @@
+"""The clock of a recording: where the time of every step goes, by hooks of torch.
+
+Stamps follow each other without a gap, from the end of one optimizer step to the end of
+the next, so that the parts add up to the step: data until the forward pass begins;
+forward until a gradient reaches what the model returned, the loss included; backward
+until the last gradient of this rank; exposed communication until backward returns, with
+DDP's own callback; other, such as clipping, until the optimizer begins; optimizer. Over
+the passes of an accumulated step they are summed.
+"""
+
+import socket
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import get_ident
+from typing import Any, Literal, TextIO
+
+import torch
+from torch import Tensor
+
+from minitrain.comm.torch_private import at_the_end_of_backward
+from minitrain.core.printable import note
+from minitrain.data.cut import tensors_of
+from minitrain.recording.hooks import uncompiled
+
+PARTS = ("data", "forward", "backward", "exposed", "other", "optimizer")
+COLUMNS = (
+    *("step", "optimizer", *(f"{part}_ms" for part in PARTS)),
+    *("last_gradient_ns", "samples", "recorded", "evals"),
+)
+# the last line of a rank that ended its recording
+END = "# end"
+# "end": the rank waits for the others' end of the recording
+Phase = Literal[
+    "end",
+    "data",
+    "evaluation",
+    "forward",
+    "backward",
+    "communication",
+    "other",
+    "optimizer",
+]
+# a clock counts from the boot of its host
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+def path_of_times(folder: Path, rank: int) -> Path:
+    """Return the file of the times of ``rank``: columns of :data:`COLUMNS`, a row for
+    each step of an optimizer.
+    """
+    return folder / f"times-{rank}.csv"
+
+
+def host() -> str:
+    """Return a name that processes share whose clocks can be compared."""
+    return BOOT_ID.read_text().strip() if BOOT_ID.exists() else socket.gethostname()
+
+
+@dataclass
+class Timed:
+    """A step: the stamps that began and ended each part, one or more pairs."""
+
+    spans: list[tuple[str, Any, Any]] = field(default_factory=list)
+    last_gradient_ns: int | None = None
+    samples: int = 0
+    evals: int = 0
+    end: list[Any] = field(default_factory=list)
+
+
+class RecordingClock:
+    """Stamp the steps of one rank, and append a row of each to its file in ``folder``.
+
+    The recorder calls it as a training pass begins and ends, and as an optimizer does;
+    ``restart`` leaves out what it did meanwhile itself. ``phase`` is what the rank is
+    at since ``stamped_s``, after so many ``steps``, in its ``thread``. On a GPU stamps
+    are events, which are read once they have happened.
+    """
+
+    def __init__(self, folder: Path, rank: int, on_gpu: bool) -> None:
+        self._path = path_of_times(folder, rank)
+        self._file: TextIO | None = None
+        self._now: Callable[[], Any] = _event if on_gpu else time.perf_counter_ns
+        self._on_gpu, self._in_backward = on_gpu, False
+        self._unread: deque[tuple[list[Any], Timed]] = deque()
+        self._timed, self._at = Timed(), self._now()
+        self.phase: Phase = "data"
+        self.steps, self.stamped_s, self.thread = 0, time.monotonic(), 0
+
+    def restart(self) -> None:
+        """Leave out the time since the last stamp."""
+        self._at = self._now()
+
+    def mark(self, part: str, then: "Phase") -> None:
+        """Book the time since the last stamp to ``part``; ``then`` is what begins."""
+        now = self._now()
+        self._timed.spans.append((part, self._at, now))
+        self._at, self.phase, self.stamped_s = now, then, time.monotonic()
+
+    def evaluates(self) -> None:
+        """A forward pass begins that is none of the training."""
+        self._timed.evals += 1
+        self.phase, self.stamped_s = "evaluation", time.monotonic()
+
+    def pass_begins(self, args: Any, options: Any) -> None:
+        """A forward pass of the training begins."""
+        self._in_backward, self.thread = False, get_ident()
+        self.mark("data", "forward")
+        first = next((t for t in tensors_of([args, options]) if t.dim()), None)
+        self._timed.samples += 0 if first is None else len(first)
+
+    def pass_ended(self, outputs: Any) -> None:
+        """It ended with ``outputs``, at any depth of which tensors are looked for."""
+        self.mark("forward", "forward")
+        for tensor in tensors_of(outputs):
+            if tensor.requires_grad and not tensor.is_leaf:
+                tensor.register_hook(self._backward_begins)
+
+    # the loss may be compiled, and this with it
+    @uncompiled
+    def _backward_begins(self, gradient: Tensor) -> None:
+        if not self._in_backward:
+            self._in_backward = True
+            self.mark("forward", "backward")
+            # those of DDP come later: it queues its own with the last gradient
+            at_the_end_of_backward(self._last_gradient)
+
+    def _last_gradient(self) -> None:
+        self.mark("backward", "communication")
+        if not self._on_gpu:
+            self._timed.last_gradient_ns = time.perf_counter_ns()
+        at_the_end_of_backward(self._backward_ended)
+
+    def _backward_ended(self) -> None:
+        self._in_backward = False
+        self.mark("exposed", "other")
+
+    def step_begins(self) -> None:
+        """An optimizer begins its step."""
+        self.mark("other", "optimizer")
+
+    def step_ended(self, optimizer: int, step: int, recorded: bool) -> None:
+        """It ended; ``recorded`` steps hold what the recorder took for itself."""
+        self.mark("optimizer", "data")
+        self.steps += 1
+        self._unread.append(([step, optimizer, recorded], self._timed))
+        self._timed = Timed()
+        self._write()
+
+    def close(self) -> None:
+        """Write what is left, and close the file."""
+        if self._on_gpu and self._unread:
+            torch.cuda.synchronize()
+        self._write()
+        if self._file is not None:
+            with suppress(OSError):
+                self._file.write(f"{END}\n")
+                self._file.close()
+            self._file = None
+
+    def _write(self) -> None:
+        while self._unread and self._has_happened(self._unread[0][1]):
+            (step, optimizer, recorded), timed = self._unread.popleft()
+            times = dict.fromkeys(PARTS, 0.0)
+            for part, begin, end in timed.spans:
+                times[part] += _ms(begin, end)
+            at = timed.last_gradient_ns
+            cells = [step, optimizer, *(f"{times[part]:.4f}" for part in PARTS)]
+            cells += ["" if at is None else at, timed.samples, int(recorded)]
+            self._append([*cells, timed.evals])
+
+    def _has_happened(self, timed: Timed) -> bool:
+        return not self._on_gpu or bool(timed.spans[-1][2].query())
+
+    def _append(self, cells: list[Any]) -> None:
+        try:
+            if self._file is None:
+                # line by line, for a run that is killed
+                self._file = open(self._path, "x", buffering=1)  # noqa: SIM115
+                self._file.write(f"# host {host()}\n{','.join(COLUMNS)}\n")
+            self._file.write(",".join(map(str, cells)) + "\n")
+        except OSError as error:
+            note(f"minitrain: steps are timed no more: {error}")
+            self._append = lambda cells: None  # type: ignore[method-assign]
+
+
+def _event() -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def _ms(begin: Any, end: Any) -> float:
+    if isinstance(begin, int):
+        return (end - begin) / 1e6
+    return float(begin.elapsed_time(end))

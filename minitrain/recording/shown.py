@@ -1,0 +1,79 @@
+"""One recording at a glance: what was recorded, what is wrong, where the time goes."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from minitrain.recording.findings import alarms_in
+from minitrain.recording.format import Recording, read_recording
+from minitrain.recording.times import Times, read_times
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A recording, the lines of its rules (True for alarms), and its times if any."""
+
+    recording: Recording
+    alarms: dict[str, bool]
+    times: Times | None
+
+    @property
+    def losses(self) -> dict[int, float]:
+        """The mean of the ranks' losses, by recorded step; of the first optimizer."""
+        found: dict[int, list[float]] = {}
+        for rank in self.recording.ranks.values():
+            for (optimizer, step), row in rank.steps.items():
+                if optimizer == 0 and row.get("loss") is not None:
+                    found.setdefault(step, []).append(row["loss"])
+        return {step: mean(values) for step, values in sorted(found.items())}
+
+    @property
+    def num_steps(self) -> int:
+        """The steps that were made, as far as is known."""
+        ranks = self.recording.ranks.values()
+        made = [sum(rank.end["steps"].values()) for rank in ranks if rank.end]
+        seen = [len({*rank.steps}) for rank in ranks]
+        timed = [] if self.times is None else [self.times.num_steps]
+        return max([*made, *seen, *timed])
+
+    def facts(self) -> dict[str, Any]:
+        """Return all of it, for programs."""
+        recording, times = self.recording, self.times
+        ranks = recording.ranks.values()
+        header = next(iter(ranks)).header
+        stragglers = times and times.stragglers
+        return {
+            "folder": str(recording.folder),
+            "world_size": recording.world_size,
+            "missing_ranks": recording.missing,
+            "ended": all(rank.end is not None for rank in ranks),
+            "num_steps": self.num_steps,
+            "num_recorded": max(len(rank.steps) for rank in ranks),
+            "every": header["every"],
+            "device": header["device"],
+            "torch": header["torch"],
+            "losses": [{"step": s, "loss": loss} for s, loss in self.losses.items()],
+            "alarms": [line for line, severe in self.alarms.items() if severe],
+            "notes": [line for line, severe in self.alarms.items() if not severe],
+            "steps_timed": times and times.num_timed,
+            "samples_per_s": times and times.samples_per_s,
+            "parts": times and times.parts,
+            "stragglers": stragglers and stragglers.numbers(),
+            "late_part": times and times.late_part,
+        }
+
+
+def show(folder: str | Path) -> dict[str, Any]:
+    """Return what the recording in ``folder`` holds, in plain values: ranks, steps,
+    losses, alarms, and by rank the mean milliseconds of each part of a step.
+
+    Raises UserError for a folder without a recording, and for a damaged one.
+    """
+    return read_shown(Path(folder)).facts()
+
+
+def read_shown(folder: Path) -> Shown:
+    """Return the recording in ``folder``. Raises UserError as :func:`show` does."""
+    recording = read_recording(folder)
+    return Shown(recording, alarms_in(recording), read_times(folder))

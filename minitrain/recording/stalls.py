@@ -1,0 +1,189 @@
+"""The watch of a recording for stalls: which rank is where while no step is made.
+
+A thread of each rank looks at the clock. What has not been stamped for a while is a
+stall: the first rank that finds one asks the others, by a file in the folder of the
+recording, and prints a line for each. No port is opened, and the run goes on.
+"""
+
+import json
+import os
+import site
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import get_args
+
+from minitrain.core.printable import note
+from minitrain.recording.alarm import Alarm, in_ranks
+from minitrain.recording.clock import END, Phase, RecordingClock, path_of_times
+from minitrain.recording.format import line_of, ranks_in
+
+LOOK_EVERY_S = 0.25
+# how long the others have to answer
+ANSWER_S = 1.0
+QUESTION = "stall.json"
+# in the order of a step
+PHASES: tuple[Phase, ...] = get_args(Phase)
+# files that are not the user's own
+NOT_OURS = (*site.getsitepackages(), sysconfig.get_path("stdlib"))
+NOT_OURS += (str(Path(__file__).parents[1]),)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A rank in ``phase`` of the step after ``steps`` others, for ``seconds``, at a
+    ``line`` of the user's code.
+    """
+
+    steps: int
+    phase: Phase
+    seconds: float
+    line: str
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """How far it has come, to be compared with other ranks."""
+        return self.steps, PHASES.index(self.phase)
+
+    def __str__(self) -> str:
+        phase = f"in {self.phase} of step {self.steps}"
+        return f"{phase} for {self.seconds:.0f} s{self.line}"
+
+
+class StallWatch:
+    """Watch the ``clock`` of ``rank``: when nothing was stamped for ``timeout_s`` after
+    the first step, report the places of all ranks that record in ``folder``, once;
+    ``write`` gets the line of the recording.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        rank: int,
+        clock: RecordingClock,
+        timeout_s: float,
+        write: Callable[[bytes], None],
+    ) -> None:
+        self._folder, self._rank, self._clock = folder, rank, clock
+        self._write = write
+        self._timeout_s, self._ended = timeout_s, threading.Event()
+        self._thread = threading.Thread(
+            target=self._look, name="minitrain stalls", daemon=True
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the watch."""
+        self._ended.set()
+        self._thread.join()
+        _path_of_answer(self._folder, self._rank).unlink(missing_ok=True)
+
+    def _look(self) -> None:
+        answered = asked = 0.0
+        question = self._folder / QUESTION
+        while not self._ended.wait(LOOK_EVERY_S):
+            with suppress(OSError, ValueError):
+                stamped = self._clock.stamped_s
+                waited = time.monotonic() - stamped
+                if asked and asked != stamped:
+                    # the run went on
+                    question.unlink(missing_ok=True)
+                    asked = 0.0
+                if question.exists() and answered != question.stat().st_mtime:
+                    answered = question.stat().st_mtime
+                    self._answer()
+                elif self._clock.steps and waited > self._timeout_s and not asked:
+                    asked = stamped
+                    answered = self._ask(question)
+
+        if asked:
+            question.unlink(missing_ok=True)
+
+    def _answer(self) -> None:
+        path = _path_of_answer(self._folder, self._rank)
+        path.with_suffix(".new").write_text(json.dumps(asdict(self._place())))
+        path.with_suffix(".new").replace(path)
+
+    def _ask(self, question: Path) -> float:
+        # exclusively: one rank asks
+        with open(question, "x"):
+            asked = question.stat().st_mtime
+        self._ended.wait(ANSWER_S)
+        places: dict[int, Place | None] = {}
+        for rank in ranks_in(self._folder):
+            path = _path_of_answer(self._folder, rank)
+            places[rank] = None
+            with suppress(OSError, ValueError):
+                places[rank] = Place(**json.loads(path.read_text()))
+                path.unlink()
+        places[self._rank] = self._place()
+        if self._clock.phase == "end":
+            return asked
+        silent = [rank for rank, of in places.items() if of is None]
+        ended = [rank for rank in silent if self._has_ended(rank)]
+        found, lines = judge(places, ended, self._timeout_s)
+        self._write(line_of(found.row()))
+        for line in (found.line, *lines):
+            note(line)
+        return asked
+
+    def _has_ended(self, rank: int) -> bool:
+        with suppress(OSError), open(path_of_times(self._folder, rank), "rb") as file:
+            file.seek(-min(100, file.seek(0, os.SEEK_END)), os.SEEK_END)
+            return file.read().decode().rstrip().endswith(END)
+        return False
+
+    def _place(self) -> Place:
+        clock = self._clock
+        seconds = time.monotonic() - clock.stamped_s
+        return Place(clock.steps, clock.phase, seconds, _line_of(clock.thread))
+
+
+def judge(
+    places: Mapping[int, Place | None], ended: Sequence[int], timeout_s: float
+) -> tuple[Alarm, list[str]]:
+    """Return the finding, which names the ranks that the others wait for, and a line
+    for each rank.
+
+    ``places`` are None for ranks that gave no answer, of which those in ``ended`` have
+    ended their recording.
+    """
+    known = {rank: place for rank, place in places.items() if place}
+    ended = [*ended, *(rank for rank, place in known.items() if place.phase == "end")]
+    silent = [rank for rank in places if rank not in known and rank not in ended]
+    inside = {rank: place for rank, place in known.items() if rank not in ended}
+    farthest = max((place.progress for place in inside.values()), default=(0, 0))
+    behind = [rank for rank, place in inside.items() if place.progress < farthest]
+    missing = sorted(ended or silent or behind)
+    what = f"no part of a step ended for {timeout_s:g} s"
+    if missing and inside:
+        what += f"; the others wait for {in_ranks(missing)}"
+    steps = max((place.steps for place in known.values()), default=0)
+    said = {rank: str(place) for rank, place in known.items()}
+    said |= dict.fromkeys(ended, "its recording has ended")
+    said |= dict.fromkeys(
+        silent,
+        "no answer: it was stopped or killed, or is in code that holds Python's lock",
+    )
+    lines = [f"  rank {rank}: {said[rank]}" for rank in sorted(said)]
+    return Alarm("stall", steps, what, ranks=missing, severe=False), lines
+
+
+def _path_of_answer(folder: Path, rank: int) -> Path:
+    return folder / f"stall-{rank}.json"
+
+
+def _line_of(thread: int) -> str:
+    # the innermost line of the user's own code
+    frame = sys._current_frames().get(thread)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith(("<", *NOT_OURS)):
+            return f", at {Path(file).name}:{frame.f_lineno} in {frame.f_code.co_name}"
+        frame = frame.f_back
+    return ""

@@ -1,0 +1,1 @@
+"""The folder that ``minitrain record`` puts before others on PYTHONPATH."""

@@ -1,0 +1,59 @@
+"""Python imports this as it starts, under ``minitrain record FOLDER -- COMMAND``.
+
+It runs the ``sitecustomize`` that would have been imported without it. When a process
+imports torch, the recording is prepared; in one that never does, nothing happens.
+"""
+
+import importlib.util
+import os
+import sys
+from importlib.machinery import ModuleSpec, PathFinder
+from typing import Any
+
+
+def run_the_other() -> None:
+    """Run the ``sitecustomize`` that this one stands before, if there is one."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    others = [path for path in sys.path if os.path.abspath(path) != here]
+    spec = PathFinder.find_spec("sitecustomize", others)
+    if spec is not None and spec.loader is not None:
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["sitecustomize"] = module
+        spec.loader.exec_module(module)
+
+
+class OnTorch:
+    """Prepare the recording when torch has been imported (a finder of modules)."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """Return the spec of torch, once; None for all other modules."""
+        if name != "torch":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec("torch")
+        if spec is not None:
+            _then_prepare(spec)
+        return spec
+
+
+def _then_prepare(spec: ModuleSpec) -> None:
+    loader: Any = spec.loader
+    run = loader.exec_module
+
+    def exec_module(module: Any) -> None:
+        run(module)
+        try:
+            from minitrain.recording.unchanged import prepare
+        except ImportError as error:
+            python = f"{sys.executable}: {error}"
+            line = f"minitrain: nothing is recorded: no minitrain in {python}"
+            print(line, file=sys.stderr, flush=True)
+        else:
+            prepare()
+
+    loader.exec_module = exec_module
+
+
+if os.environ.get("MINITRAIN_RECORD"):
+    sys.meta_path.insert(0, OnTorch())
+run_the_other()

@@ -1,0 +1,101 @@
+"""Recording of a script that was not changed: ``minitrain record FOLDER -- COMMAND``.
+
+The model is the first module that is called in training mode while an optimizer holds a
+parameter of it. Its recording begins with that call, and ends when the process group is
+destroyed or the process ends.
+"""
+
+import atexit
+import gc
+import json
+import os
+import sys
+from contextlib import suppress
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
+
+from minitrain.core.errors import UserError
+from minitrain.core.printable import note
+
+SETTINGS = "MINITRAIN_RECORD"
+STARTUP = Path(__file__).with_name("startup")
+# which start of the ranks by torchrun it is, from 0
+ATTEMPT = "TORCHELASTIC_RESTART_COUNT"
+
+
+def prepare() -> None:
+    """Wait for the first training pass of a model, and record from it on. The folder
+    and the arguments of :func:`minitrain.record` are read from the environment.
+    """
+    settings = json.loads(os.environ[SETTINGS])
+    if attempt := int(os.environ.get(ATTEMPT, 0)):
+        settings["folder"] += f"-{attempt}"
+    call = nn.Module.__call__
+
+    @wraps(call)
+    def watched(module: nn.Module, *args: Any, **options: Any) -> Any:
+        if module.training and torch.is_grad_enabled():
+            optimizers = [o for o in _optimizers() if _holds_any(o, module)]
+            if optimizers:
+                # before the pass, which is recorded by the hooks that this adds
+                nn.Module.__call__ = call  # type: ignore[method-assign]
+                _record(module, settings)
+        return call(module, *args, **options)
+
+    nn.Module.__call__ = watched  # type: ignore[method-assign]
+
+
+def _record(model: nn.Module, settings: dict[str, Any]) -> None:
+    from minitrain.recording.recorder import Recorder
+
+    try:
+        recorder = Recorder(model, None, **settings)
+        recorder.start()
+    except UserError as error:
+        note(f"minitrain: nothing is recorded: {error}")
+        return
+    others = sum(not _holds_any(one, model) for one in _optimizers())
+    if others:
+        name = type(model).__name__
+        note(
+            f"minitrain: note: {name} is recorded; other modules, whose parameters "
+            f"are in {others} more of the optimizers, are not"
+        )
+    destroy = dist.destroy_process_group
+
+    @wraps(destroy)
+    def stop_before(group: Any = None) -> None:
+        if group is None or group is dist.group.WORLD:
+            recorder.stop()
+        destroy(group)
+
+    dist.destroy_process_group = stop_before
+    atexit.register(_stop, recorder)
+
+
+def _stop(recorder: Any) -> None:
+    # an error that ended the script is over when the interpreter comes here
+    error = getattr(sys, "last_value", None)
+    if error is None:
+        recorder.stop()
+        return
+    with suppress(type(error)):
+        try:
+            raise error
+        finally:
+            recorder.stop()
+
+
+def _optimizers() -> list[Optimizer]:
+    return [one for one in gc.get_objects() if issubclass(type(one), Optimizer)]
+
+
+def _holds_any(optimizer: Optimizer, model: nn.Module) -> bool:
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    return any(id(parameter) in held for parameter in model.parameters())

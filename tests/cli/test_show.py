@@ -1,0 +1,128 @@
+"""``minitrain show``: the words and the page of recordings."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import minitrain
+from minitrain.cli.main import run
+from minitrain.cli.shown_words import straggler, times_compared, times_in_words
+from minitrain.core.errors import UserError
+from minitrain.recording.times import TimesCompared
+
+
+def trained(folder: Path, steps: int = 12, lr: float = 0.01) -> Path:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    with minitrain.record(model, optimizer, folder, every=5) as recorder:
+        for _ in range(steps):
+            loss = model(torch.randn(3, 4)).square().sum()
+            recorder.loss(loss)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two recordings, ``a`` and ``b``, of other learning rates."""
+    folder = tmp_path_factory.mktemp("shown")
+    trained(folder / "a")
+    trained(folder / "b", lr=0.02)
+    return folder
+
+
+def shown(*arguments: Any, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    code = run(["show", *map(str, arguments)])
+    return code, capsys.readouterr().out
+
+
+def test_one_recording(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, text = shown(folder / "a", capsys=capsys)
+    assert code == 0
+    first, *lines = text.splitlines()
+    said = rf"{folder}/a: 1 rank, 12 steps, 5 recorded; loss [\d.]+ at step 0, "
+    assert re.match(rf"{said}[\d.e-]+ at step 10$", first)
+    assert lines[0] == "no alarm, no note"
+    assert re.match(
+        r"a step takes [\d.]+ ms \(\d steps timed\): [\d,]+ samples", lines[1]
+    )
+    assert lines[-2].split()[:2] == ["step", "100.0"]
+    assert lines[-1].startswith("slow rank: undecided: ")
+
+
+def test_two_recordings_are_compared(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, text = shown(folder / "a", folder / "b", capsys=capsys)
+    assert code == 1
+    assert text.count(" rank, 12 steps, 5 recorded") == 2
+    assert "\ndifferent at step 0: learning rate" in text
+    assert "\ntime: " in text
+
+
+def test_page_is_one_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = folder / "page.html"
+    shown(folder / "a", folder / "b", "--html", page, capsys=capsys)
+    text = page.read_text()
+    assert text.count("data:image/png;base64,") == 3
+    assert not re.findall(r'(?:src|href)="(?!data:|#)[^"]+"', text)
+    assert "different at step 0: learning rate" in text
+    with pytest.raises(UserError, match=r"must end in \.html"):
+        run(["show", str(folder / "a"), "--html", str(folder / "page.txt")])
+
+
+def test_folder_without_a_recording_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no recording") as caught:
+        run(["show", str(tmp_path)])
+    assert "\n" not in str(caught.value)
+
+
+PARTS = {"data_ms": 14.0, "forward_ms": 6.0, "step_ms": 20.0}
+SLOW = {"rank": 1, "excess_ms": 12.25}
+FOUND = {"slow": [SLOW], "undecided": None, "others_wait_ms": 11.5, "visible_ms": 2.0}
+
+
+def test_slow_rank_and_its_part_are_named() -> None:
+    facts: dict[str, Any] = {"stragglers": FOUND, "late_part": "data_ms"}
+    assert straggler(facts) == (
+        "rank 1 is 12.2 ms late in each step, in data, and what is between steps; the "
+        "others wait 11.5 ms"
+    )
+    facts["stragglers"] = FOUND | {"slow": []}
+    assert straggler(facts) == "no rank is slow: one that needs 2.0 ms more would show"
+
+
+def test_table_has_a_column_for_each_rank() -> None:
+    facts = {
+        "parts": {"all": PARTS, "0": PARTS, "1": PARTS},
+        "steps_timed": 9,
+        "samples_per_s": 1234.5,
+        "stragglers": FOUND,
+        "late_part": "data_ms",
+    }
+    lines = times_in_words(facts)
+    assert lines[0] == "a step takes 20.0 ms (9 steps timed): 1,234 samples a second"
+    assert lines[1].split() == ["ms", "share", "rank", "0", "rank", "1"]
+    assert lines[2].split()[-4:] == ["70.0", "%", "14.0", "14.0"]
+
+
+def test_times_of_two_recordings_in_words() -> None:
+    parts = {"wait_ms": 9.0, "data_ms": -1.0}
+    found = TimesCompared(40.0, 50.0, 1.5, parts, one_host=False)
+    assert times_compared(found) == (
+        "time: a step takes 40.0 ms in A, 50.0 ms in B (on different hosts), 25.0 % "
+        "longer: wait for other ranks +9.0 ms, data, and what is between steps -1.0 ms "
+        "(noise 1.5 ms)"
+    )
+    same = TimesCompared(40.0, 41.0, 1.5, {}, one_host=True)
+    assert times_compared(same) == (
+        "time: no difference is seen: a step takes 40.0 ms in A, 41.0 ms in B, noise "
+        "1.5 ms"
+    )

@@ -1,0 +1,190 @@
+"""Scripts that were not changed, under ``minitrain record FOLDER -- COMMAND``."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from example_loops import LOOPS, python_of, run_as_users_do, script_of, variables_of
+from project import ROOT, environment
+from thorough import thorough_after
+from waiting import GENEROUS_S
+
+from minitrain.recording.format import OfRank, read_recording
+
+MINITRAIN = [Path(sys.executable).with_name("minitrain")]
+
+
+def unchanged(name: str, folder: Path) -> Path:
+    """The example without the lines that were added for the recording."""
+    text = script_of(name).read_text()
+    with_block = re.sub(
+        r"^with minitrain.record.*# added.*$", "if True:", text, flags=re.M
+    )
+    script = folder / f"{name}.py"
+    script.write_text(re.sub(r"^.*# added.*\n", "", with_block, flags=re.M))
+    return script
+
+
+def record(
+    folder: Path, command: list[str | Path], temporary: Path, **variables: str
+) -> "subprocess.CompletedProcess[str]":
+    """Run a command under ``minitrain record``."""
+    path = os.pathsep.join([str(ROOT / "examples"), str(ROOT)])
+    own = variables_of(str(temporary), PYTHONPATH=path, **variables)
+    return subprocess.run(
+        [*MINITRAIN, "record", folder, "--", *command],
+        env=own,
+        cwd=temporary,
+        capture_output=True,
+        text=True,
+        timeout=GENEROUS_S,
+        check=False,
+    )
+
+
+def rows(of: OfRank) -> list[dict[str, object]]:
+    """What was recorded, without the losses, which no hook sees."""
+    steps = [{k: v for k, v in row.items() if k != "loss"} for row in of.steps.values()]
+    return [of.header, *steps, of.end or {}]
+
+
+@pytest.mark.parametrize(
+    ("name", "world_size"),
+    thorough_after(2, [("nanogpt_style", 2), ("with_trainer", 2)])
+    + thorough_after(0, [(name, size) for name in LOOPS for size in (1, 2)]),
+)
+def test_recording_is_the_same_as_with_the_lines(
+    name: str, world_size: int, tmp_path: Path
+) -> None:
+    run_as_users_do(name, world_size, tmp_path / "changed")
+    python = [python_of(name)]
+    if world_size > 1:
+        log = f"--log-dir={tmp_path}/logs"
+        run = ["-m", "torch.distributed.run", "--standalone", log]
+        python += [*run, f"--nproc-per-node={world_size}"]
+    script = unchanged(name, tmp_path)
+    done = record(tmp_path / "same", [*python, script, "unused"], tmp_path)
+    assert done.returncode == 0, done.stderr[-4000:]
+    ours, theirs = (read_recording(tmp_path / n) for n in ("changed", "same"))
+    assert ours.world_size == theirs.world_size == world_size
+    for rank, of in ours.ranks.items():
+        assert rows(theirs.ranks[rank]) == rows(of)
+
+
+TRAINS = """
+import os, signal, sys
+import torch
+from torch import nn
+model = nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(6):
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+print(sys.stdin.read(), end="")
+{end}
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [
+        ("sys.exit(7)", 7),
+        ("os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM),
+        ("raise ValueError('mine')", 1),
+    ],
+)
+def test_exit_code_signal_and_streams_are_the_commands_own(
+    end: str, code: int, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(TRAINS.format(end=end))
+    done = subprocess.run(
+        [*MINITRAIN, "record", tmp_path / "run", "--", sys.executable, script],
+        env=environment(PYTHONPATH=str(ROOT)),
+        input="given\n",
+        capture_output=True,
+        text=True,
+        timeout=GENEROUS_S,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (code, "given\n"), done.stderr
+    assert ("ValueError: mine" in done.stderr) == (code == 1)
+    (rank,) = read_recording(tmp_path / "run").ranks.values()
+    # a run that an error or a signal ended is not whole
+    assert (len(rank.steps), rank.end is not None) == (3, code == 7)
+
+
+def test_script_without_torch_is_untouched(tmp_path: Path) -> None:
+    """Its own sitecustomize is run."""
+    (tmp_path / "sitecustomize.py").write_text("import builtins\nbuiltins.mine = 3\n")
+    code = "import sys; print(mine, 'torch' in sys.modules, 'minitrain' in sys.modules)"
+    command: list[str | Path] = [sys.executable, "-c", code]
+    done = subprocess.run(
+        [*MINITRAIN, "record", tmp_path / "run", "--", *command],
+        env=environment(PYTHONPATH=os.pathsep.join([str(tmp_path), str(ROOT)])),
+        capture_output=True,
+        text=True,
+        timeout=GENEROUS_S,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("3 False False\n", "")
+    assert not (tmp_path / "run").exists()
+
+
+def test_other_modules_are_named(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    more = "other = nn.Linear(2, 2)\nsecond = torch.optim.SGD(other.parameters())\n"
+    text = TRAINS.format(end="").replace("for _", f"{more}for _")
+    script.write_text(text)
+    done = record(tmp_path / "run", [sys.executable, script], tmp_path)
+    assert "note: Linear is recorded; other modules, whose parameters are in 1" in (
+        done.stderr
+    )
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(
+        "minitrain: recorded 6 steps, the first three and each 10-th"
+    )
+
+
+def test_folder_with_a_recording_is_refused_before_the_command_runs(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(TRAINS.format(end=""))
+    assert record(tmp_path / "run", [sys.executable, script], tmp_path).returncode == 0
+    done = record(tmp_path / "run", ["touch", tmp_path / "ran"], tmp_path)
+    assert done.returncode == 2
+    assert "run: has a recording; name another folder" in done.stderr
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["run"], "no command; minitrain record FOLDER -- COMMAND"),
+        (["run", "--"], "no command; minitrain record FOLDER -- COMMAND"),
+        (["run", "--", "no-such-program"], "no-such-program: no such command"),
+        (["--every", "0", "run", "--", "true"], "--every = 0: must be at least 1"),
+        (["--timeout", "0", "run", "--", "true"], "--timeout = 0: must be above 0"),
+    ],
+)
+def test_what_cannot_be_recorded_is_one_line(
+    arguments: list[str], line: str, tmp_path: Path
+) -> None:
+    done = subprocess.run(
+        [*MINITRAIN, "record", *arguments],
+        env=environment(PYTHONPATH=str(ROOT)),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=GENEROUS_S,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert line in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""

@@ -1,0 +1,278 @@
+"""Where the time of a step goes in loops of others: what the recorder's clock books."""
+
+import json
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import GradBucket
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+
+import minitrain
+from minitrain.comm.groups import distributed
+from minitrain.core.errors import UserError
+from minitrain.harness.launcher import launch
+from minitrain.recording.clock import COLUMNS, path_of_times
+from minitrain.recording.shown import read_shown, show
+from minitrain.recording.times import compare_times, read_times
+
+STEPS = 14
+# milliseconds, each part another; long beside what a busy machine adds
+DELAYS = {
+    "data_ms": 60,
+    "forward_ms": 70,
+    "backward_ms": 80,
+    "comm_exposed_ms": 90,
+    "other_ms": 75,
+    "optimizer_ms": 100,
+}
+
+
+class Late(nn.Module):
+    """A model that is late in its forward pass."""
+
+    def __init__(self, delay: Any) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 64), nn.Linear(64, 8)
+        self._delay = delay
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        self._delay("forward_ms")
+        return {"out": self.second(self.first(x).relu())}
+
+
+class LateStep(torch.optim.SGD):
+    def __init__(self, parameters: Any, delay: Any) -> None:
+        super().__init__(parameters, lr=0.01)
+        self._delay = delay
+
+    def step(self, closure: Any = None) -> None:
+        self._delay("optimizer_ms")
+        super().step()
+
+
+@dataclass
+class Loop:
+    """A loop whose rank ``late`` is delayed in every part; ``passes`` make a step."""
+
+    folder: Path
+    late: int
+    passes: int = 1
+
+    def __call__(self) -> dict[str, float]:
+        took: dict[str, list[float]] = {part: [] for part in DELAYS}
+
+        def delay(part: str) -> None:
+            if dist.get_rank() == self.late:
+                start = time.perf_counter()
+                time.sleep(DELAYS[part] / 1e3)
+                took[part].append(1e3 * (time.perf_counter() - start))
+
+        torch.set_num_threads(1)
+        with distributed():
+            model = Late(delay)
+            first = next(model.parameters())
+            first.register_hook(lambda _: delay("backward_ms"))
+            wrapped = DistributedDataParallel(model)
+
+            def exchange(group: Any, bucket: GradBucket) -> Future[Tensor]:
+                def reduced(done: Future[list[Tensor]]) -> Tensor:
+                    delay("comm_exposed_ms")
+                    return done.value()[0]
+
+                work = dist.all_reduce(bucket.buffer().div_(2), async_op=True)
+                return work.get_future().then(reduced)
+
+            wrapped.register_comm_hook(None, exchange)
+            optimizer = LateStep(wrapped.parameters(), delay)
+            with minitrain.record(wrapped, optimizer, self.folder, every=1000):
+                for _ in range(STEPS):
+                    self.step(wrapped, optimizer, delay)
+        # of the steps that count; the first four do not
+        each = {part: len(values) // STEPS for part, values in took.items()}
+        return {
+            part: sum(values[4 * each[part] :]) / (STEPS - 4)
+            for part, values in took.items()
+            if values
+        }
+
+    def step(self, model: Any, optimizer: Any, delay: Any) -> None:
+        for number in range(self.passes):
+            delay("data_ms")
+            x, is_last = torch.randn(4, 8), number == self.passes - 1
+            with nullcontext() if is_last else model.no_sync():
+                model(x)["out"].square().mean().backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        delay("other_ms")
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("late", "passes"), [(0, 1), (1, 2)])
+def test_planted_delays_are_booked_to_their_part_and_rank(
+    late: int, passes: int, tmp_path: Path
+) -> None:
+    found = launch(Loop(tmp_path / "run", late, passes), 2, timeout_s=240)
+    took = found[late]
+    assert took.keys() == DELAYS.keys()
+    times = read_times(tmp_path / "run")
+    assert times is not None
+    assert times.num_timed == STEPS - 4
+    mine, other = times.parts[str(late)], times.parts[str(1 - late)]
+    for part, ms in took.items():
+        # without what both have of it
+        if part != "comm_exposed_ms":
+            assert mine[part] - other[part] == pytest.approx(ms, rel=0.1), part
+    # with what communication takes itself, longer on a busy machine
+    assert mine["comm_exposed_ms"] == pytest.approx(took["comm_exposed_ms"], rel=0.3)
+    assert other["wait_ms"] == pytest.approx(sum(took.values()), rel=0.1)
+    assert mine["wait_ms"] < 0.1 * sum(took.values())
+    steps = times.steps.groupby("rank")["step_ms"].mean()
+    assert mine["step_ms"] == pytest.approx(steps[late], rel=1e-9)
+    assert other["step_ms"] == pytest.approx(steps[1 - late], rel=1e-9)
+    facts = show(tmp_path / "run")
+    assert [lag["rank"] for lag in facts["stragglers"]["slow"]] == [late]
+    del took["comm_exposed_ms"]
+    assert facts["late_part"] == max(took, key=took.__getitem__)
+    assert facts["samples_per_s"] == pytest.approx(
+        2 * passes * 4 / (max(mine["step_ms"], other["step_ms"]) / 1e3), rel=0.02
+    )
+
+
+def trained(folder: Path, steps: int = 12, every: int = 5, **plan: Any) -> nn.Module:
+    """One process; ``evaluates_after`` a step, ``sleeps_s`` before each pass."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with minitrain.record(model, optimizer, folder, every=every) as recorder:
+        for step in range(steps):
+            time.sleep(plan.get("sleeps_s", 0.0))
+            loss = model(torch.ones(3, 4)).sum()
+            loss.backward()
+            recorder.loss(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            if step == plan.get("evaluates_after"):
+                model.eval()
+                model(torch.ones(1, 4))
+                model.train()
+    return model
+
+
+def test_steps_that_were_recorded_or_follow_a_pause_are_not_timed(
+    tmp_path: Path,
+) -> None:
+    trained(tmp_path / "run", evaluates_after=7)
+    table = pd.read_csv(path_of_times(tmp_path / "run", 0), comment="#")
+    assert [*table.columns] == [*COLUMNS]
+    assert [*table["step"]] == [*range(12)]
+    assert [*table.query("recorded == 1")["step"]] == [0, 1, 2, 5, 10]
+    assert [*table.query("evals > 0")["step"]] == [8]
+    assert [*table["samples"].unique()] == [3]
+    times = read_times(tmp_path / "run")
+    assert times is not None
+    # 3, 6 and 11 follow a recorded step
+    assert [*times.steps["step"]] == [4, 7, 9]
+
+
+def test_parts_are_positive_and_add_up(tmp_path: Path) -> None:
+    trained(tmp_path / "run")
+    times = read_times(tmp_path / "run")
+    assert times is not None
+    parts = dict(times.parts["0"])
+    assert "wait_ms" not in parts
+    step = parts.pop("step_ms")
+    assert min(ms for ms in parts.values() if ms is not None) >= 0
+    assert sum(ms or 0 for ms in parts.values()) == pytest.approx(step)
+
+
+def test_recording_at_a_glance(tmp_path: Path) -> None:
+    trained(tmp_path / "run")
+    facts = read_shown(tmp_path / "run").facts()
+    assert json.loads(json.dumps(facts)) == facts == show(tmp_path / "run")
+    expected = {
+        "folder": str(tmp_path / "run"),
+        "world_size": 1,
+        "missing_ranks": [],
+        "ended": True,
+        "num_steps": 12,
+        "num_recorded": 5,
+        "every": 5,
+        "device": "cpu",
+        "alarms": [],
+        "late_part": None,
+    }
+    assert {key: facts[key] for key in expected} == expected
+    assert [of["step"] for of in facts["losses"]] == [0, 1, 2, 5, 10]
+    assert facts["stragglers"]["undecided"]
+
+
+def test_summary_is_what_show_returns(tmp_path: Path) -> None:
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorder = minitrain.record(model, optimizer, tmp_path / "run")
+    with recorder:
+        model(torch.ones(3, 4)).sum().backward()
+        optimizer.step()
+        assert recorder.summary()["ended"] is False
+    assert recorder.summary() == show(tmp_path / "run")
+
+
+def test_last_line_that_was_cut_is_left_out(tmp_path: Path) -> None:
+    trained(tmp_path / "run")
+    file = path_of_times(tmp_path / "run", 0)
+    text = file.read_text().removesuffix("# end\n")
+    file.write_text(text[:-5])
+    times = read_times(tmp_path / "run")
+    assert times is not None
+    assert times.num_steps == 11
+
+
+def test_recording_without_times_is_shown(tmp_path: Path) -> None:
+    """As an earlier minitrain wrote it, or where every step is recorded."""
+    trained(tmp_path / "run", every=1)
+    assert show(tmp_path / "run")["steps_timed"] == 0
+    path_of_times(tmp_path / "run", 0).unlink()
+    assert show(tmp_path / "run")["steps_timed"] is None
+
+
+def test_damaged_times_are_one_line(tmp_path: Path) -> None:
+    trained(tmp_path / "run")
+    path_of_times(tmp_path / "run", 0).write_text("# host\nstep,what\n1,2\n")
+    with pytest.raises(UserError, match=r"times-0.csv: damaged"):
+        show(tmp_path / "run")
+
+
+def test_bits_are_those_without_a_recorder(tmp_path: Path) -> None:
+    recorded = trained(tmp_path / "run").state_dict()
+    again = trained(tmp_path / "again").state_dict()
+    assert all(torch.equal(recorded[name], again[name]) for name in recorded)
+
+
+def test_part_that_takes_longer_is_named(tmp_path: Path) -> None:
+    times = []
+    for name, sleeps_s in (("a", 0.0), ("b", 0.05), ("again", 0.05)):
+        trained(tmp_path / name, steps=20, every=100, sleeps_s=sleeps_s)
+        times.append(read_times(tmp_path / name))
+    slower = compare_times(times[0], times[1])
+    assert slower is not None
+    assert slower.differ
+    assert next(iter(slower.parts)) == "data_ms"
+    assert slower.parts["data_ms"] == pytest.approx(50, rel=0.3)
+    assert slower.b_ms - slower.a_ms == pytest.approx(50, rel=0.3)
+    faster = compare_times(times[1], times[0])
+    assert faster is not None
+    assert faster.parts["data_ms"] == -slower.parts["data_ms"]
+    same = compare_times(times[1], times[1])
+    assert same is not None
+    assert (same.differ, same.parts, same.one_host) == (False, {}, True)
+    assert compare_times(times[0], None) is None

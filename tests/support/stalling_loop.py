@@ -1,0 +1,67 @@
+"""A loop of two ranks in which step 12 stalls for a while, as KIND says.
+
+torchrun --nproc-per-node 2 tests/support/stalling_loop.py KIND FOLDER
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset
+
+import minitrain
+
+KIND, FOLDER = sys.argv[1:]
+TIMEOUT_S, STALL_S = 2.0, 8.0
+
+
+def stall(kind: str, on_rank: int | None = 1) -> None:
+    """Stall if it is the kind, and the rank."""
+    if kind != KIND or (rank != on_rank and on_rank is not None):
+        return
+    if kind == "stopped":
+        subprocess.Popen(["sh", "-c", f"sleep {STALL_S}; kill -CONT {os.getpid()}"])
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif kind == "disk":
+        subprocess.run(["sh", "-c", f"sleep {STALL_S}"], check=True)
+    else:
+        time.sleep(STALL_S)
+
+
+class Samples(IterableDataset[Tensor]):
+    def __iter__(self):
+        for step in range(24):
+            if step == 12:
+                stall("loader")
+            yield torch.randn(4, 8)
+
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+limit = timedelta(seconds=STALL_S)
+groups = [dist.new_group([0, 1], timeout=limit) for _ in range(2)]
+torch.set_num_threads(1)
+model = nn.parallel.DistributedDataParallel(nn.Linear(8, 8))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+loader = DataLoader(Samples(), batch_size=None)
+with minitrain.record(model, optimizer, FOLDER, timeout_s=TIMEOUT_S):
+    for step, batch in enumerate(loader):
+        loss = model(batch).square().mean()
+        loss.backward()
+        if step == 12:
+            if KIND == "deadlock":
+                # each waits for the other in a group of its own
+                with suppress(RuntimeError):
+                    dist.all_reduce(torch.ones(1), group=groups[rank])
+            stall("disk")
+            stall("stopped")
+            stall("checkpoint", on_rank=None)
+        optimizer.step()
+        optimizer.zero_grad()
