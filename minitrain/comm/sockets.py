@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
+from weakref import WeakSet
 
 import torch.distributed as dist
 
@@ -140,6 +141,7 @@ class Links:
         self._peers: dict[int, socket.socket] = {}
         # a word begins with the rank that sends it, or one that it knows is lost
         self._heads = [rank.to_bytes(HEAD_BYTES, "big") for rank in range(len(names))]
+        _open_links.add(self)
 
     def connect(self, door: socket.socket, seats: Sequence[Seat]) -> None:
         """Knock at the doors of the ranks below, and let in those above, at ``door``.
@@ -277,3 +279,16 @@ def _listen(peer: socket.socket, deadline: float) -> bytes:
         return peer.recv(WORD_BYTES)
     finally:
         peer.settimeout(None)
+
+
+# A forked child, such as a worker of a data loader, would hold the ends of sockets open
+# after its rank was killed, and no other rank would learn of it.
+_open_links: WeakSet[Links] = WeakSet()
+
+
+def _close_inherited() -> None:
+    for links in list(_open_links):
+        links.close()
+
+
+os.register_at_fork(after_in_child=_close_inherited)
