@@ -10,7 +10,13 @@ from minitrain.recording.alarm import (
     Rows,
     in_ranks,
 )
-from minitrain.recording.sketches import as_multiple, comparable, fit, sketches
+from minitrain.recording.sketches import (
+    Sketches,
+    as_multiple,
+    comparable,
+    fit,
+    sketches,
+)
 
 UNKNOWN = "unknown"
 # of a tensor: what other hardware, or other threads, may make of the same sum
@@ -59,7 +65,7 @@ def of_unlike_gradients(
     share = f"{len(differ)} of {len(rows[0]['gradients'])} tensors"
     if found is None:
         return f"unlike those of the others ({share})", UNKNOWN
-    alone = [rank for rank in range(len(rows)) if _keeps_its_own(*found.own_in(rank))]
+    alone = [rank for rank in range(len(rows)) if _keeps_its_own(rows, found, rank)]
     if {*ranks} <= {*alone}:
         cause = _not_synchronized(rows, before, differ, alone)
         return f"each keeps its own ({share})", cause
@@ -79,9 +85,12 @@ def of_unlike_gradients(
     return what, "parts that are mixed up (other order of the buckets), or damaged"
 
 
-def _keeps_its_own(factor: float, rest: float, of_mean: float) -> bool:
-    # or a multiple of it; all ranks may have the same
-    return rest < CLOSE and max(BETTER * rest, ROUNDING) < of_mean
+def _keeps_its_own(rows: Rows, found: Sketches, rank: int) -> bool:
+    # or a multiple of it
+    _, rest, of_mean = found.own_in(rank)
+    # where a wrapper averages, all ranks may have had the same
+    least = ROUNDING if rows[rank]["wrapper"] and rows[rank]["synced"] else 0.0
+    return rest < CLOSE and max(BETTER * rest, least) < of_mean
 
 
 def _not_synchronized(
