@@ -6,17 +6,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from minitrain.recording.alarm import (
-    Rows,
-    in_ranks,
-)
-from minitrain.recording.sketches import (
-    Sketches,
-    as_multiple,
-    comparable,
-    fit,
-    sketches,
-)
+from minitrain.recording.alarm import Row, Rows, in_ranks
+from minitrain.recording.sketches import as_multiple, comparable, fit, sketches
 
 UNKNOWN = "unknown"
 # of a tensor: what other hardware, or other threads, may make of the same sum
@@ -65,7 +56,7 @@ def of_unlike_gradients(
     share = f"{len(differ)} of {len(rows[0]['gradients'])} tensors"
     if found is None:
         return f"unlike those of the others ({share})", UNKNOWN
-    alone = [rank for rank in range(len(rows)) if _keeps_its_own(rows, found, rank)]
+    alone = [r for r, row in enumerate(rows) if _keeps_its_own(row, *found.own_in(r))]
     if {*ranks} <= {*alone}:
         cause = _not_synchronized(rows, before, differ, alone)
         return f"each keeps its own ({share})", cause
@@ -85,11 +76,9 @@ def of_unlike_gradients(
     return what, "parts that are mixed up (other order of the buckets), or damaged"
 
 
-def _keeps_its_own(rows: Rows, found: Sketches, rank: int) -> bool:
-    # or a multiple of it
-    _, rest, of_mean = found.own_in(rank)
-    # where a wrapper averages, all ranks may have had the same
-    least = ROUNDING if rows[rank]["wrapper"] and rows[rank]["synced"] else 0.0
+def _keeps_its_own(row: Row, factor: float, rest: float, of_mean: float) -> bool:
+    # or a multiple of it; where a wrapper averages, all ranks may have had the same
+    least = ROUNDING if row["wrapper"] and row["synced"] else 0.0
     return rest < CLOSE and max(BETTER * rest, least) < of_mean
 
 
