@@ -5,6 +5,7 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from inspect import Parameter
@@ -14,15 +15,18 @@ from typing import Any
 
 from minitrain.core.errors import UserError, did_you_mean
 from minitrain.core.nearest import nearest_file
-from minitrain.core.params import Model, load_params
+from minitrain.core.params import Model
 from minitrain.core.regular import MOST_OF_INDEX, require_regular
-from minitrain.core.schema import validated
+from minitrain.core.schema import Section, load, validated
 from minitrain.data.text import VOCAB_SIZE
 from minitrain.model.factory import neighbors_of
 
-OF_THE_PIPELINE = ("model", "vocab_size")
 # as in a fresh params.yaml
 SIZES = {"n_layer": 4, "n_head": 4, "n_embd": 128, "block_size": 64}
+
+
+class _OfModel(Section, extra="ignore"):
+    model: Model
 
 
 @dataclass(frozen=True)
@@ -48,29 +52,31 @@ def find_factory(written: str, arguments: Mapping[str, Any]) -> tuple[Any, int |
     tokens a sample of its model may have, if that is known.
 
     A ``build(model, vocab_size)`` of the pipeline is given the section ``model`` of
-    params.yaml here, if any, else :data:`SIZES`, with ``arguments`` in their place; any
-    other function ``arguments`` by name.
+    params.yaml here, if it has a valid one, else :data:`SIZES`, with ``arguments`` in
+    their place; any other function ``arguments`` by name.
     """
     found = find(written, "MODEL")
-    if _num_needed(found) != len(OF_THE_PIPELINE):
+    if not _is_of_the_pipeline(found):
         return (partial(found, **arguments) if arguments else found), None
     place, _, name = written.rpartition(":")
     sizes: dict[str, Any] = SIZES
-    if Path("params.yaml").exists():
-        sizes = load_params(Path("params.yaml")).model.model_dump()
+    # it may be another project's
+    with suppress(UserError):
+        sizes = load(Path("params.yaml"), _OfModel).model.model_dump()
     own = {"file": place, "deps": place, "factory": name}
     section = validated({**sizes, **own, **arguments}, Model, "--arg ")
     return partial(found, section, VOCAB_SIZE), section.block_size
 
 
-def _num_needed(function: Any) -> int:
+def _is_of_the_pipeline(function: Any) -> bool:
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         # no function, or one that does not tell
-        return 0
+        return False
     by_place = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
-    return sum(p.default is p.empty and p.kind in by_place for p in parameters)
+    needed = [p for p in parameters if p.default is p.empty and p.kind in by_place]
+    return [p.name for p in needed[1:]] == ["vocab_size"]
 
 
 def find(written: str, option: str) -> Any:

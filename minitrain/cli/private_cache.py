@@ -62,8 +62,15 @@ def configured(project: Path) -> Path:
 def is_private(folder: Path) -> bool:
     """Return whether only this user can enter ``folder`` or one above it."""
     folder = folder.resolve()
-    found = [one.stat() for one in (folder, *folder.parents) if one.exists()]
-    return any(f.st_uid == os.geteuid() and not f.st_mode & 0o077 for f in found)
+    return any(map(_is_closed, (folder, *folder.parents)))
+
+
+def _is_closed(folder: Path) -> bool:
+    try:
+        found = folder.stat()
+    except OSError:
+        return False
+    return found.st_uid == os.geteuid() and not found.st_mode & 0o077
 
 
 def _dvc_config(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -24,8 +24,11 @@ EXIT_USER = 2
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 # all that torch.save says that was given a path
 OF_TORCH = "unexpected pos"
-# what stages and commands import at their start
-PACKAGES = ("numpy", "pandas", "pydantic", "ruamel", "torch", "tqdm")
+# what stages and commands import; DVC is called as a program
+PACKAGES = (
+    "blake3 cloudpickle jinja2 markdown_it markupsafe matplotlib numpy pandas psutil "
+    "pydantic ruamel safetensors torch tqdm"
+)
 NO_PROCESS = "cannot start a process or thread; `ulimit -u` limits them"
 
 
@@ -114,7 +117,7 @@ def require_packages() -> None:
     """Exit with one line if this Python lacks what `make` installs; call it before the
     modules that import such packages.
     """
-    if lacking := [name for name in PACKAGES if find_spec(name) is None]:
+    if lacking := [name for name in PACKAGES.split() if find_spec(name) is None]:
         start = f"{sys.executable} lacks {', '.join(lacking)}"
         sys.exit(say(f"{start}: run `make`, which installs them in .venv", EXIT_USER))
 

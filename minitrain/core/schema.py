@@ -6,8 +6,10 @@ with a line for each, which names the file, the key, the value and what is allow
 
 import re
 import reprlib
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from types import NoneType
+from typing import Annotated, Any, TypeVar, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
@@ -23,8 +25,12 @@ MAX_COUNT, MAX_FLOAT = 2**31 - 1, 1e9
 LONGEST_VALUE = 60
 # lines of one error; a short file can hold millions of mistakes
 MOST_MISTAKES = 20
-NUMBER = re.compile(r"[-+]?\d*\.?\d+(e[-+]?\d+)?", re.IGNORECASE)
-BOOLEAN = re.compile("true|false", re.IGNORECASE)
+# text, by what is wanted, that is right without its quotes; no key allows less than 0
+UNQUOTED = {
+    "int_type": re.compile(r"\d+"),
+    "float_type": re.compile(r"\d*\.?\d+(e[-+]?\d+)?", re.IGNORECASE),
+    "bool_type": re.compile("true|false", re.IGNORECASE),
+}
 # of pydantic's errors, where its own words are those of Python
 WANTED = {
     "int_type": "an integer",
@@ -132,20 +138,21 @@ def _one_error(schema: type[Section], detail: ErrorDetails) -> str:
     if isinstance(problem, Problem):
         return f"{key}.{problem}" if key else str(problem)
     if kind in WANTED:
-        return f"{key} = {_shown(value)}: must be {WANTED[kind]}{_written(kind, value)}"
+        how = _written(kind, value, _field(schema, parts))
+        return f"{key} = {_shown(value)}: must be {WANTED[kind]}{how}"
     message = re.sub("^(Input|List|Value) should", "must", detail["msg"])
     message = message.removeprefix("Value error, ").partition(" after validation")[0]
     return f"{key} = {_shown(value)}: {message}{_meant(detail)}"
 
 
-def _written(kind: str, value: object) -> str:
+def _written(kind: str, value: object, field: object) -> str:
     # the end of a line: how to write what the text stands for
-    if not isinstance(value, str) or kind == "string_type":
+    if not isinstance(value, str):
         return ""
-    if value.lower() == "none":
+    if value.lower() == "none" and NoneType in get_args(field):
         return " (did you mean null?)"
-    unquoted = BOOLEAN if kind == "bool_type" else NUMBER
-    return "; remove the quotes" if unquoted.fullmatch(value) else ""
+    unquoted = UNQUOTED.get(kind)
+    return "; remove the quotes" if unquoted and unquoted.fullmatch(value) else ""
 
 
 def _meant(detail: ErrorDetails) -> str:
@@ -155,10 +162,17 @@ def _meant(detail: ErrorDetails) -> str:
     return did_you_mean(detail["input"], re.findall("'(.*?)'", expected))
 
 
+def _field(schema: type[Section], parts: Sequence[int | str]) -> Any:
+    # the type of a section or key; None of what lies in a key, as in a list
+    field: Any = schema
+    for part in parts:
+        fields = getattr(field, "model_fields", {})
+        field = fields[part].annotation if part in fields else None
+    return field
+
+
 def _suggestion(schema: type[Section], parts: list[str]) -> str:
-    section: Any = schema
-    for part in parts[:-1]:
-        section = section.model_fields[part].annotation
+    section = _field(schema, parts[:-1])
     meant = did_you_mean(parts[-1], section.model_fields)
     return meant or f"; allowed: {', '.join(section.model_fields)}"
 

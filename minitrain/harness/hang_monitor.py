@@ -36,8 +36,8 @@ from minitrain.harness.failures import (
 from minitrain.harness.stack_dump import Stack
 
 POLL_S = 0.1
-# a longer pause between two looks counts as this: it was one of this process, too, as
-# by Ctrl-Z or a laptop's lid
+# a longer pause between two looks counts as this, or half the limit: it was one of this
+# process, too, as by Ctrl-Z or a laptop's lid
 PAUSE_S = 1.0
 # a rank that is asked just when it gives up has left its report by then
 REPORT_S = 0.5
@@ -97,19 +97,20 @@ class _Rank:
         seen = None if self.place is None else self.place.look()
         same, self.last, state = seen == self.last, seen, state_of(self.pid)
         self.report = self.report or read_report(folder, self.number)
+        phase = "" if seen is None else seen.phase
+        self.limit_s = (seen.limit_s if seen else 0) or STOPPED_S
+        if phase in STARTING and state is not State.STOPPED:
+            # a stopped rank is not a slow one
+            self.limit_s = max(self.limit_s, STARTUP_S)
+        passed_s = min(passed_s, PAUSE_S, self.limit_s / 2)
         self.unchanged_s = self.unchanged_s + passed_s if same else 0.0
         self.stopped_s = self.stopped_s + passed_s if state is State.STOPPED else 0.0
         self.gone_s = self.gone_s + passed_s if state is State.ENDED else 0.0
         self.is_gone = state is State.ENDED
-        phase = "" if seen is None else seen.phase
         self.is_at_work = not (self.is_gone and phase in heartbeat.AFTER)
         # at its very end Python takes the answer back, and the question would kill
         at_work = self.report is None and phase not in ("", "end")
         self.can_answer = at_work and state is State.RUNS
-        self.limit_s = (seen.limit_s if seen else 0) or STOPPED_S
-        if phase in STARTING and not self.stopped_s:
-            # a stopped rank is not a slow one
-            self.limit_s = max(self.limit_s, STARTUP_S)
         watched_s = 0.0 if phase == UNWATCHED else self.unchanged_s
         self.is_late = (self.stopped_s or watched_s) >= self.limit_s
 
@@ -167,7 +168,7 @@ class HangMonitor:
         now = time.monotonic()
         passed_s = now - self._looked_s
         self._looked_s = now
-        self._look_at_ranks(min(passed_s, PAUSE_S))
+        self._look_at_ranks(passed_s)
         ranks = self._at_work()
         if gone := {rank.number for rank in ranks if rank.is_gone}:
             # its end is the cause

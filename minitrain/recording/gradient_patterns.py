@@ -6,10 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from minitrain.recording.alarm import (
-    Rows,
-    in_ranks,
-)
+from minitrain.recording.alarm import Row, Rows, in_ranks
 from minitrain.recording.sketches import as_multiple, comparable, fit, sketches
 
 UNKNOWN = "unknown"
@@ -59,7 +56,7 @@ def of_unlike_gradients(
     share = f"{len(differ)} of {len(rows[0]['gradients'])} tensors"
     if found is None:
         return f"unlike those of the others ({share})", UNKNOWN
-    alone = [rank for rank in range(len(rows)) if _keeps_its_own(*found.own_in(rank))]
+    alone = [r for r, row in enumerate(rows) if _keeps_its_own(row, *found.own_in(r))]
     if {*ranks} <= {*alone}:
         cause = _not_synchronized(rows, before, differ, alone)
         return f"each keeps its own ({share})", cause
@@ -79,9 +76,10 @@ def of_unlike_gradients(
     return what, "parts that are mixed up (other order of the buckets), or damaged"
 
 
-def _keeps_its_own(factor: float, rest: float, of_mean: float) -> bool:
-    # or a multiple of it; all ranks may have the same
-    return rest < CLOSE and max(BETTER * rest, ROUNDING) < of_mean
+def _keeps_its_own(row: Row, factor: float, rest: float, of_mean: float) -> bool:
+    # or a multiple of it; where a wrapper averages, all ranks may have had the same
+    least = ROUNDING if row["wrapper"] and row["synced"] else 0.0
+    return rest < CLOSE and max(BETTER * rest, least) < of_mean
 
 
 def _not_synchronized(

@@ -57,10 +57,12 @@ def combination(target: Tensor, parts: Sequence[Tensor]) -> Fit:
     what is left.
 
     Least squares in float64 (``torch.linalg.lstsq``) over flat tensors of one length;
-    what is left is |rest| / |target|.
+    what is left is |rest| / |target|, infinity if one is not finite.
     """
     matrix = torch.stack([part.double() for part in parts], dim=1)
     wanted = target.double()
+    if not (matrix.isfinite().all() and wanted.isfinite().all()):
+        return [0.0] * len(parts), math.inf
     factors = torch.linalg.lstsq(matrix, wanted[:, None]).solution.flatten()
     rest = (matrix @ factors - wanted).norm() / wanted.norm().clamp_min(1e-300)
     return factors.tolist(), float(rest)

@@ -96,6 +96,9 @@ def of_the_pipeline(model, vocab_size):
     small.head = torch.nn.Linear(model.n_embd, vocab_size)
     return small
 
+def of_two(width, depth):
+    return of_one(width)
+
 def of_one(width):
     return of_the_pipeline(SimpleNamespace(n_embd=width), 256)
 
@@ -251,9 +254,18 @@ def test_factory_of_the_pipeline_serves_as_it_is(
     """It is given a fresh section, then that of params.yaml, then what --arg says."""
     built, tokens = find_factory(f"{model}:of_the_pipeline", {})
     assert (built().head.in_features, tokens) == (128, 64)
-    assert find_factory(f"{model}:of_one", {"width": 5})[0]().head.in_features == 5
+    for name, own in (("of_one", {}), ("of_two", {"depth": 2})):
+        built, _ = find_factory(f"{model}:{name}", {"width": 5, **own})
+        assert built().head.in_features == 5
+    # those of other projects
+    for text in ("lr: 1", "model: {name: gpt2}", "model: ["):
+        Path("params.yaml").write_text(text)
+        built, _ = find_factory(f"{model}:of_the_pipeline", {})
+        assert built().head.in_features == 128
     shutil.copy(PARAMS_FILE, "params.yaml")
     set_params(Path.cwd(), {"model.n_embd": 12, "model.block_size": 16})
+    with Path("params.yaml").open("a") as file:
+        file.write("another: 1\n")
     assert find_factory(f"{model}:of_the_pipeline", {})[0]().head.in_features == 12
     few = {"n_embd": 4, "n_head": 2}
     built, tokens = find_factory(f"{model}:of_the_pipeline", few)

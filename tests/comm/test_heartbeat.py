@@ -1,10 +1,13 @@
 """Heartbeats: what a rank marks is seen at once by its launcher."""
 
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
+from waiting import wait_for
 
 from minitrain.comm import heartbeat as place
 from minitrain.comm.heartbeat import PHASES, Heartbeat, find_place, make_place
@@ -49,6 +52,29 @@ def test_place_in_words() -> None:
     }.items():
         one.mark(12, phase)
         assert str(one.look()) == said
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from minitrain.comm.heartbeat import find_place
+place = find_place(Path(sys.argv[1]))
+while True:
+    place.mark(0, "start")
+    place.mark(2**28 - 1, "end")
+"""
+
+
+def test_half_of_a_change_is_never_seen(tmp_path: Path) -> None:
+    mine = make_place(tmp_path / "place-0")
+    command = [sys.executable, "-c", WRITER, tmp_path / "place-0"]
+    with subprocess.Popen(command) as writer:
+        try:
+            wait_for(lambda: [1] if mine.look().step else [], 1)
+            seen = {mine.look()[:2] for _ in range(100_000)}
+        finally:
+            writer.kill()
+    assert seen == {(0, "start"), (2**28 - 1, "end")}
 
 
 def test_process_that_is_no_rank_of_ours_has_a_place_that_nobody_sees(

@@ -71,8 +71,9 @@ def test_cause_in_gradients(cause: Cause) -> None:
     assert str(found)
 
 
-def test_gradients_of_another_length() -> None:
-    assert cause_in_gradients(BOTH, values(*[RIGHT[:2]] * 2)) == UNKNOWN
+@pytest.mark.parametrize("gradient", [RIGHT[:2], RIGHT * torch.nan])
+def test_gradients_of_another_length_or_not_finite(gradient: Tensor) -> None:
+    assert cause_in_gradients(BOTH, values(gradient, gradient)) == UNKNOWN
 
 
 def test_low_precision_is_told_by_the_values_themselves() -> None:

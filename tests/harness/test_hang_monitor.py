@@ -66,12 +66,13 @@ def test_rank_that_never_begins_is_named(
     assert "no answer within 0.1 s, hangs before it began" in str(late())
 
 
+@pytest.mark.parametrize("limit_s", [1, 1.5])
 def test_pause_of_the_launcher_is_none_of_the_ranks(
-    tmp_path: Path, process: subprocess.Popen[bytes]
+    limit_s: float, tmp_path: Path, process: subprocess.Popen[bytes]
 ) -> None:
-    """An hour counts as a second, and many slow looks are seen through."""
+    """An hour counts as half the limit, and many slow looks are seen through."""
     mine = make_place(file_of(tmp_path, 0))
-    mine.limit(1.5)
+    mine.limit(limit_s)
     mine.mark(2, "forward")
     watch = HangMonitor(tmp_path, lambda: {0: process.pid})
     late = []
@@ -79,7 +80,7 @@ def test_pause_of_the_launcher_is_none_of_the_ranks(
         watch._looked_s -= 3600
         late.append(watch.look())
     assert late[:2] == [None, None]
-    assert "no answer within 1.5 s, hangs at step 2, forward" in str(late[2])
+    assert f"no answer within {limit_s} s, hangs at step 2" in str(late[2])
 
 
 def test_a_monitor_that_fails_ends_the_ranks_and_says_why(

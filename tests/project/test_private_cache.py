@@ -168,3 +168,9 @@ def test_a_folder_is_private_by_one_above_it(shared: Path) -> None:
     (shared / "closed").chmod(0o700)
     assert is_private(inside)
     assert is_private(inside / "not there yet")
+    # below what another user may not enter
+    os.seteuid(NOBODY)
+    try:
+        assert not is_private(inside)
+    finally:
+        os.seteuid(0)

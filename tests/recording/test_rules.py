@@ -93,6 +93,7 @@ HALVED = rows_of(0, own_of(0, 2), [scaled(mean(own_of(0, 2)), 0.5)] * 2)
 NAN = scaled(mean(OWN), math.nan)
 NOISY = {n: t + random_tensors(5)[n] for n, t in mean(OWN).items()}
 ROUNDED = {name: tensor * (1 + 2e-7) for name, tensor in mean(OWN).items()}
+NEAR = [OWN[0], {n: t + 1e-6 * random_tensors(5)[n] for n, t in OWN[0].items()}]
 MIXED = mean(OWN) | {FIRST: mean(OWN)[FIRST].flip(0)}
 OF_ONE = mean(OWN) | {FIRST: OWN[1][FIRST] / 2}
 LATE = [mean(OWN) | {"layer.bias": own["layer.bias"]} for own in OWN]
@@ -127,6 +128,11 @@ FAULTS: dict[str, Any] = {
     f"{G}only after DDP was built": step(OWN, last=UNFROZEN),
     f"{G}a communication hook of DDP that reduces nothing": step(OWN),
     f"{G}each keeps its own": step([PAIR, THREE[1], PAIR], own=THREE, last=None),
+    # the same data on all ranks, once without a reduction
+    f"{G}each keeps its own ... without a wrapper": step(
+        NEAR, own=NEAR, last=None, wrapper="", synced=None
+    ),
+    f"note: {G}apart by rounding; probable": step(NEAR, own=NEAR, last=None),
     f"{G}0.5 times that of ... clipped": step([mean(OWN), HALF]),
     "gradients, tensor embedding, rank 2: ... lacks the gradient of rank 1": step(
         [mean(THREE)] * 2 + [mean(THREE) | {FIRST: PART[FIRST]}], own=THREE, last=None
@@ -282,6 +288,18 @@ def test_own_gradients_that_cancel_leave_nothing_but_rounding() -> None:
     own = [OWN[0], OWN[1] | {name: -OWN[0][name]}]
     got = mean(own) | {name: 1e-7 * noise[name]}
     assert alarms_of(rows_of(1, own, [got] * 2), None) == []
+
+
+@pytest.mark.parametrize("broken", [OWN[1], NAN])
+def test_an_optimizer_that_averages_is_told_beside_what_is_not_finite(
+    broken: Tensors,
+) -> None:
+    own = [OWN[0], broken]
+    start = {name: one["hash"] for name, one in BEFORE[0]["parameters"].items()}
+    after = {name: fingerprint(tensor) for name, tensor in mean(own).items()}
+    rows = rows_of(1, own, own, parameters=after, before=start)
+    rules = ["averaged in step"] + ["not finite"] * (broken is NAN)
+    assert sorted(one.rule for one in alarms_of(rows, BEFORE)) == rules
 
 
 def test_a_scalar_cannot_tell_ranks_apart() -> None:
