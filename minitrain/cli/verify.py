@@ -184,8 +184,8 @@ def runs_in_words(found: "RunsCompared") -> str:
     )
     lines = [f"{found.verdict}: {compared}"]
     if found.unlike_ranks:
-        sides = " and ".join(found.unlike_ranks)
-        lines = [f"different: the final states of the ranks of {sides} differ"]
+        sides = [f"{side}: {what}" for side, what in found.unlike_ranks.items()]
+        lines = [f"different: ranks of {'; ranks of '.join(sides)}"]
     elif found.first and not found.same:
         lines = [f"{found.verdict} at {found.first}"]
     elif found.equal and not found.same:

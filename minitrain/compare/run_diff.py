@@ -22,6 +22,7 @@ from minitrain.compare.difference import UNKNOWN, Cause, Difference, What, Why, 
 from minitrain.compare.limits import CLOSE_ADAPTIVE, FLOAT32
 from minitrain.compare.run_tolerance import (
     FINAL,
+    FIRST_STEPS,
     GRADIENTS,
     is_coarse,
     rungs_between,
@@ -32,16 +33,19 @@ from minitrain.core.errors import UserError
 from minitrain.core.files import read_jsonl
 from minitrain.core.regular import require_regular
 from minitrain.proof.bits import Rung, ranks_rung
-from minitrain.train.step_record import load_tensors
+from minitrain.train.step_record import load_tensors, sha256_tensor
 
 RunsVerdict = Literal["equal", "within tolerance", "undecided", "different"]
 # what a run has, by kind, step and rank: rows of hashes, losses; files of states
 Entries = Mapping[tuple[str, int, int], Any]
 HASHES = "hashes.jsonl"
 SAMPLED = "sampled.pt"
+# the kinds of its tensors whose hashes are recorded too
+HASHED = {"gradients": "gradients", "after": "parameters"}
 LOSSES = "losses.csv"
 BATCH, TENSORS, FORWARD = "batch", "tensors", "forward"
 LOSS, STATE = "loss", "state"
+ROW = ("gradients", "parameters", "buffers")
 KINDS = ("before", "gradients", "after")
 # a mean of other samples is off by more, and rounding by less
 LOSS_SHARE = 1e-4
@@ -75,8 +79,9 @@ class RunsCompared:
     those that differ, by step, ``states`` the final states by file. Where bits differ,
     ``rungs`` are held to a tolerance; ``is_coarse`` says that rounding to 16 bits may
     explain them, ``by_design`` that other world sizes compute something else.
-    ``unlike_ranks`` names a run whose own ranks differ in the end. The counts are of
-    what both have.
+    ``unlike_ranks`` names by side what one of its ranks lacks, or has otherwise than
+    rank 0; ``other_tensors`` says that names, shapes or dtypes differ. The counts are
+    of what both have.
     """
 
     world_sizes: tuple[int, int]
@@ -88,7 +93,8 @@ class RunsCompared:
     rungs: dict[str, Rung] = field(default_factory=dict)
     is_coarse: bool = False
     by_design: bool = False
-    unlike_ranks: str = ""
+    unlike_ranks: dict[str, str] = field(default_factory=dict)
+    other_tensors: bool = False
     only_in_a: list[str] = field(default_factory=list)
     only_in_b: list[str] = field(default_factory=list)
 
@@ -120,7 +126,8 @@ class RunsCompared:
     def _by_tolerance(self) -> RunsVerdict:
         first = self.first
         # the last step is recorded too: what only a state has is no rounding
-        if (self.unlike_states and not first) or (first and first.what == What.DATA):
+        other_data = first and first.what == What.DATA
+        if other_data or self.other_tensors or (self.unlike_states and not first):
             return "different"
         if self.by_design:
             return "undecided"
@@ -129,9 +136,11 @@ class RunsCompared:
         broken = [name for name, r in self.rungs.items() if r.verdict == "breach"]
         if not broken and {GRADIENTS, FINAL} <= self.rungs.keys():
             return "within tolerance" if self.loss_gap <= LOSS_SHARE else "different"
-        # rounding shows from the first gradients on; it may be coarse, or grow
-        may_be = first and (first.step, first.what) == (0, What.GRADIENTS)
-        may_be = may_be and (GRADIENTS not in broken or self.is_coarse)
+        # rounding shows in gradients first (it may be coarse) or in the first step
+        if first and first.what == What.GRADIENTS:
+            may_be = self.is_coarse or not any("gradients" in name for name in broken)
+        else:
+            may_be = first is not None and first.step == 0 and FIRST_STEPS not in broken
         return "undecided" if may_be or not self.rungs else "different"
 
     @property
@@ -178,6 +187,10 @@ def compare_runs(a: Path, b: Path) -> RunsCompared:
     data = locate(batches[0], batches[1], explain, "A")
     found.first = first if first and first.why.sure else data or first
     found.only_in_a, found.only_in_b = _only(one, two), _only(two, one)
+    pairs = [(one.entries[k], two.entries[k]) for k in both if k[0] == TENSORS]
+    found.other_tensors = any(
+        x[kind].keys() != y[kind].keys() for x, y in pairs for kind in ROW
+    ) or any(s.only_in_a or s.only_in_b or s.unlike for s in found.states.values())
     if is_resized or not found.equal:
         _compare_by_tolerance(one, two, found)
     return found
@@ -185,15 +198,16 @@ def compare_runs(a: Path, b: Path) -> RunsCompared:
 
 def _compare_by_tolerance(a: TrainingRun, b: TrainingRun, found: RunsCompared) -> None:
     states = a.states, b.states
-    for side, ranks in zip("AB", states, strict=True):
-        if ranks_rung(ranks).bytes_equal is False:
-            found.unlike_ranks += side
-    if found.equal or not all(states):
+    for side, run, ranks in zip("AB", (a, b), states, strict=True):
+        if what := _unlike_ranks(run, ranks):
+            found.unlike_ranks[side] = what
+    if found.equal or found.other_tensors or not all(states):
         return
     first = found.first and (found.first.step, found.first.what)
-    final, same = (states[0][0], states[1][0]), first == (0, What.PARAMETERS)
-    found.rungs = rungs_between(a.sampled, b.sampled, final, same_gradients=same)
-    found.is_coarse = is_coarse(a.sampled, b.sampled)
+    since = first[0] if first and first[1] == What.GRADIENTS else 0
+    final = states[0][0], states[1][0]
+    found.rungs = rungs_between(a.sampled, b.sampled, final, since)
+    found.is_coarse = is_coarse(a.sampled, b.sampled, since)
     verdicts = {name: rung.verdict for name, rung in found.rungs.items()}
     if first == (0, What.GRADIENTS) and "breach" in verdicts.values():
         ours, theirs = _step(a.sampled), _step(b.sampled)
@@ -202,6 +216,26 @@ def _compare_by_tolerance(a: TrainingRun, b: TrainingRun, found: RunsCompared) -
             cause = cause_in_step(ours, theirs, a.world_size, "A", ROUNDING)
             if cause != UNKNOWN:
                 found.first = Difference(0, What.PARAMETERS, cause)
+
+
+def _unlike_ranks(run: TrainingRun, states: list[Mapping[str, Tensor]]) -> str:
+    # every strategy leaves the same gradients and parameters on all ranks
+    rows = {key[1:]: row for key, row in run.entries.items() if key[0] == TENSORS}
+    steps = sorted({step for step, _ in rows})
+    for rank in range(run.world_size):
+        if lacking := [step for step in steps if (step, rank) not in rows]:
+            return f"rank {rank} has no step {lacking[0]}"
+        if states and (STATE, -1, rank) not in run.entries:
+            return f"rank {rank} has no final state"
+        for step in steps:
+            if any(rows[step, rank][kind] != rows[step, 0][kind] for kind in ROW[:2]):
+                return f"rank {rank} differs from rank 0 at step {step}"
+    if ranks_rung(states).bytes_equal is False:
+        return "their final states differ"
+    last = rows[steps[-1], 0]["parameters"].items() if states else ()
+    if any(n in states[0] and sha256_tensor(states[0][n]) != sha for n, sha in last):
+        return f"their final state is not that of step {steps[-1]}"
+    return ""
 
 
 def _explain(
@@ -216,8 +250,11 @@ def _explain(
     if designed or step != 0 or not (a.sampled and b.sampled):
         return designed or UNKNOWN
     ours, theirs = (_step(run.sampled) for run in (a, b))
-    values = Values([ours] * a.world_size, theirs, [])
-    return cause_of(what, ranks, values, ("A", "B"))
+    cause = cause_of(what, ranks, Values([ours] * a.world_size, theirs, []), ("A", "B"))
+    if cause != UNKNOWN:
+        return cause
+    # what is wrong may be in B
+    return cause_of(what, ranks, Values([theirs] * b.world_size, ours, []), ("B", "A"))
 
 
 def _step(sampled: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
@@ -239,6 +276,11 @@ def _read(folder: Path) -> TrainingRun:
         for row in read_jsonl(require_regular(path)):
             kind, rank = row["kind"], row.get("rank", -1)
             if kind in (BATCH, TENSORS):
+                range(row["step"], rank)
+                if kind == BATCH:
+                    row["sha256"], range(row["repeated"]), [*row["ranks"]]
+                else:
+                    [dict.items(row[name]) for name in ROW]
                 if entries.setdefault((kind, row["step"], rank), row) is not row:
                     raise ValueError("a step is duplicated")
                 ranks |= {rank, *range(len(row.get("ranks", ())))}
@@ -266,7 +308,21 @@ def _read(folder: Path) -> TrainingRun:
             entries[STATE, -1, int(rank)] = path
     path = folder / SAMPLED
     sampled = load_tensors(path) if path.exists() else {}
+    _require_recorded(path, sampled, entries)
     return TrainingRun(entries, world_size, designed, sampled)
+
+
+def _require_recorded(path: Path, sampled: Any, entries: Entries) -> None:
+    try:
+        for full, tensor in sampled.items():
+            step, kind, name = full.split("/", 2)
+            if kind in HASHED and step.isdecimal():
+                row = entries[TENSORS, int(step), 0]
+                if sha256_tensor(tensor) != row[HASHED[kind]][name]:
+                    raise ValueError(full)
+    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        fits = f"tensors by STEP/KIND/NAME, with the hashes in {HASHES}"
+        raise UserError(f"{path}: must have {fits}: {error}") from None
 
 
 def _only(mine: TrainingRun, other: TrainingRun) -> list[str]:

@@ -4,6 +4,7 @@ Runs of other world sizes or strategies sum in another order, so their bits diff
 They are held to the quick limits of the rungs against one process
 (minitrain/proof/tolerances.py): gradients of step 0, the state after the third step,
 the final state. There is no perturbed run here to measure how far rounding goes beyond.
+Those limits of AdamW are wide, so the first two steps are held to their own gradients.
 """
 
 from collections.abc import Mapping
@@ -13,19 +14,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from minitrain.analysis.verdicts import CheckVerdict
 from minitrain.compare.limits import CLOSE, FLOAT32
 from minitrain.proof.bits import Rung
 from minitrain.proof.tolerances import (
+    GRADIENT_SHARE,
     UNITS,
     Limits,
     close_rung,
     gradient_limits,
     state_limits,
 )
+from minitrain.proof.ulp import same_kind
 from minitrain.recording.sketches import combination
 
 Tensors = Mapping[str, Tensor]
-GRADIENTS, FIRST_STEP = "gradients of step 0", "parameters after step 0"
+GRADIENTS, FIRST_STEPS = "gradients of step 0", "first two steps"
 EARLY, FINAL = "state after step 2", "final state"
 # of AdamW's state at a rate of 3e-4: the default of equivalence.atol
 ATOL = 1e-5
@@ -38,25 +42,25 @@ class _Training:
 
 
 def rungs_between(
-    a: Tensors, b: Tensors, final: tuple[Tensors, Tensors], *, same_gradients: bool
+    a: Tensors, b: Tensors, final: tuple[Tensors, Tensors], first: int = 0
 ) -> dict[str, Rung]:
     """Compare what two runs sampled (by STEP/KIND/NAME) and their ``final`` states, in
     the order of the run, up to the first breach; empty where a run has no step 0.
-
-    From the ``same_gradients`` of step 0 the first step may be off by some units in the
-    last place, no more.
+    ``first`` is the step from which gradients differ.
     """
-    begin, ours, theirs = _of("0/before/", b), _of("0/after/", a), _of("0/after/", b)
-    gradients = _of("0/gradients/", a), _of("0/gradients/", b)
-    if not (all(gradients) and theirs and begin.keys() >= theirs.keys()):
+    begin, theirs = _of("0/before/", b), _of("0/after/", b)
+    found: dict[str, Rung] = {}
+    for step in sorted({0, first}):
+        ours, wanted = (_of(f"{step}/gradients/", one) for one in (a, b))
+        if ours and wanted:
+            rung = _rung(ours, wanted, gradient_limits(wanted))
+            found[f"gradients of step {step}"] = rung
+    if GRADIENTS not in found or not theirs or not begin.keys() >= theirs.keys():
         return {}
-    found = {GRADIENTS: _rung(*gradients, gradient_limits(gradients[1]))}
-    if same_gradients:
-        # of the parameter, and as many of the terms of its step
-        units = {name: 2 * UNITS * _unit(tensor) for name, tensor in theirs.items()}
-        found[FIRST_STEP] = _rung(ours, theirs, Limits(units))
+    if found[GRADIENTS].verdict is not CheckVerdict.BREACH:
+        found[FIRST_STEPS] = _first_steps(a, b)
     # the files of a run name neither optimizer nor rate
-    training: Any = _training(gradients[1], begin, theirs)
+    training: Any = _training(_of("0/gradients/", b), begin, theirs)
     early = _of("early/state/", a), _of("early/state/", b)
     for name, states in ((EARLY, early), (FINAL, final)):
         fine = all(rung.verdict != "breach" for rung in found.values())
@@ -66,11 +70,11 @@ def rungs_between(
     return found
 
 
-def is_coarse(a: Tensors, b: Tensors) -> bool:
-    """Return whether the gradients of step 0 are no farther apart than rounding to 16
+def is_coarse(a: Tensors, b: Tensors, step: int = 0) -> bool:
+    """Return whether the gradients of ``step`` are no farther apart than rounding to 16
     bits takes them.
     """
-    x, y = (_flat(_of("0/gradients/", one)) for one in (a, b))
+    x, y = (_flat(_of(f"{step}/gradients/", one)) for one in (a, b))
     return len(x) == len(y) and bool((x - y).norm() <= FLOAT32.coarse * y.norm())
 
 
@@ -84,6 +88,36 @@ def _rung(ours: Tensors, theirs: Tensors, limits: Limits) -> Rung:
         usual = max(limits.common.values())
         detail += f", for 99.9 % of the elements {usual:.3g}"
     return replace(rung, detail=detail)
+
+
+def _first_steps(a: Tensors, b: Tensors) -> Rung:
+    # each step of SGD or Adam is, element by element, a function of the gradients so
+    # far: it may be off by as much of its size as these are of theirs
+    before, apart, worst = _of("0/before/", b), 0.0, (0.0, "")
+    sums: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
+    for step in (0, 1):
+        gradients, after = (
+            [_of(f"{step}/{kind}/", one) for one in (a, b)]
+            for kind in ("gradients", "after")
+        )
+        for name, tensor in after[1].items() if all(gradients) else ():
+            if not (name in after[0] and same_kind(after[0][name], tensor)):
+                return Rung(False, None, None, CheckVerdict.BREACH, f"tensor {name}")
+            x, y, start = (t.double() for t in (after[0][name], tensor, before[name]))
+            none = torch.zeros_like(y)
+            g, h = (one.get(name, none).double() for one in gradients)
+            off, size, share = sums.get(name, (none, none, none))
+            off, size = off + (g - h).abs(), size.maximum(g.abs()).maximum(h.abs())
+            share = share + UNITS * (off / size).nan_to_num(0.0) + GRADIENT_SHARE
+            sums[name] = off, size, share
+            moved, gap = (x - start).abs().maximum((y - start).abs()), (x - y).abs()
+            allowed = 2 * UNITS * _eps(tensor) * y.abs() + _size(moved) * share
+            beyond = _size((gap / allowed.clamp_min(1e-300)).nan_to_num(torch.inf))
+            apart = max(apart, _size(gap))
+            worst = max(worst, (beyond, f", step {step}, tensor {name}"))
+    detail = f"at most {worst[0]:.2g} of what the gradients explain{worst[1]}"
+    verdict = CheckVerdict.BREACH if worst[0] > 1 else CheckVerdict.WITHIN
+    return Rung(apart == 0, None, apart, verdict, detail)
 
 
 def _training(gradients: Tensors, before: Tensors, after: Tensors) -> _Training:
@@ -110,6 +144,9 @@ def _flat(tensors: Tensors) -> Tensor:
     return torch.cat(flat) if flat else torch.empty(0)
 
 
-def _unit(tensor: Tensor) -> float:
-    largest = tensor.abs().max() if tensor.numel() else 0.0
-    return float(torch.finfo(tensor.dtype).eps * largest)
+def _size(tensor: Tensor) -> float:
+    return float(tensor.max()) if tensor.numel() else 0.0
+
+
+def _eps(tensor: Tensor) -> float:
+    return torch.finfo(tensor.dtype).eps if tensor.is_floating_point() else 0.0

@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from minitrain.train.step_record import load_tensors, save_tensors
 from minitrain.train.worker import Worker
 
 pytestmark = pytest.mark.slow
+Spoil = Callable[[Path], Any]
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +124,7 @@ def test_final_state_of_one_rank(clean: Path, copy: Path, capsys) -> None:
     assert compare_runs(clean, copy).unlike_states == ["state-rank-1.pt"]
     assert run(["verify", str(clean), str(copy)]) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "different: the final states of the ranks of B differ"
+    assert lines[0] == ("different: ranks of B: their final states differ")
     assert lines[-1] == (
         f"state-rank-1.pt: different: 1 of {len(load_tensors(path))} tensors, "
         "1 element in all; first difference: norm.bias[2]"
@@ -258,14 +260,165 @@ def test_tolerances_excuse_no_other_training(
         assert (found.verdict, found.first.why.cause) == ("different", cause)
 
 
-def test_another_weight_decay_is_no_rounding(clean: Path, tmp_path: Path) -> None:
-    def without(worker: Worker) -> None:
-        worker.optimizer.param_groups[0]["weight_decay"] = 0.0
+@pytest.mark.parametrize(
+    ("settings", "step", "verdict", "over"),
+    [
+        ({"weight_decay": 0.0}, 0, "different", "undecided"),
+        ({"betas": (0.9, 0.95)}, 0, "different", "undecided"),
+        ({"fused": True, "foreach": False}, 1, "within tolerance", "within tolerance"),
+    ],
+)
+def test_other_settings_of_the_optimizer(
+    settings: dict[str, Any],
+    step: int,
+    verdict: str,
+    over: str,
+    clean: Path,
+    alone: Path,
+    tmp_path: Path,
+) -> None:
+    def change(worker: Worker) -> None:
+        worker.optimizer.param_groups[0].update(settings)
 
-    other = write(tmp_path / "other", run_ranks(make_run(), 2, without))
+    other = write(tmp_path / "other", run_ranks(make_run(), 2, change))
     found = compare_runs(clean, other)
-    assert (found.first.step, found.first.what) == (0, "parameters")
-    assert found.verdict == "different"
+    assert (found.first.step, found.first.what) == (step, "parameters")
+    assert found.verdict == compare_runs(other, clean).verdict == verdict
+    # and where gradients differ from the first step on
+    for pair in ((alone, other), (other, alone)):
+        found = compare_runs(*pair)
+        assert found.verdict == over
+        assert (found.rungs["first two steps"].verdict == "breach") == (verdict != over)
+
+
+def edited(change: Callable[[dict[str, Any]], None], **where: Any) -> Spoil:
+    """Change the first row of hashes.jsonl that has these entries."""
+
+    def spoil(folder: Path) -> None:
+        rows = read_jsonl(folder / "hashes.jsonl")
+        change(next(row for row in rows if where.items() <= row.items()))
+        write_jsonl(folder / "hashes.jsonl", rows)
+
+    return spoil
+
+
+def sampled(change: Callable[[dict[str, Any]], Any]) -> Spoil:
+    """Write another sampled.pt."""
+
+    def spoil(folder: Path) -> None:
+        path = folder / "sampled.pt"
+        tensors = load_tensors(path)
+        torch.save(change(tensors), path)
+
+    return spoil
+
+
+def stale_state(folder: Path) -> None:
+    for rank in range(2):
+        nudge(folder / f"states/state-rank-{rank}.pt")
+
+
+ROW_0, ROW_1 = ({"kind": "tensors", "rank": rank, "step": 2} for rank in range(2))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "line"),
+    [
+        (without_state_of_rank_1, "rank 1 has no final state"),
+        (without_rank_1, "rank 1 has no step 0"),
+        (
+            edited(lambda row: row["gradients"].update({"norm.bias": "0"}), **ROW_1),
+            "rank 1 differs from rank 0 at step 2",
+        ),
+        (
+            edited(lambda row: row["parameters"].update({"norm.bias": "0"}), **ROW_1),
+            "rank 1 differs from rank 0 at step 2",
+        ),
+        (stale_state, "their final state is not that of step 5"),
+    ],
+)
+def test_damage_to_a_rank_of_the_larger_run(
+    spoil: Spoil, line: str, copy: Path, alone: Path, capsys
+) -> None:
+    spoil(copy)
+    for pair in ((copy, alone), (alone, copy)):
+        assert run(["verify", *map(str, pair)]) == 1
+        side = "A" if pair[0] == copy else "B"
+        out = capsys.readouterr().out
+        assert out.startswith(f"different: ranks of {side}: {line}\n")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "line"),
+    [
+        (
+            sampled(lambda t: t | {"0/gradients/norm.bias": torch.ones(WIDTH)}),
+            "0/gradients",
+        ),
+        (sampled(lambda t: t | {"1/after/norm.bias": torch.ones(WIDTH)}), "1/after"),
+        (sampled(lambda t: [1, 2]), "must have tensors by STEP/KIND/NAME"),
+        (
+            sampled(lambda t: {"weight": torch.ones(1)}),
+            "must have tensors by STEP/KIND/NAME",
+        ),
+        (sampled(lambda t: {"0/after/a": 3}), "must have tensors by STEP/KIND/NAME"),
+        (edited(lambda row: row.pop("buffers"), **ROW_0), "not the hashes of a run"),
+        (edited(lambda row: row.pop("sha256"), kind="batch"), "'sha256'"),
+        (edited(lambda row: row.update(step="2"), **ROW_0), "not the hashes of a run"),
+    ],
+)
+def test_files_that_do_not_fit(
+    spoil: Spoil, line: str, copy: Path, alone: Path
+) -> None:
+    spoil(copy)
+    said = refusal(compare_runs, copy, alone)
+    assert said.startswith(str(copy))
+    assert line in said
+
+
+class Wider(Bigrams):
+    """With a parameter of whole numbers."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.LayerNorm(WIDTH))
+        fixed = nn.Parameter(torch.arange(3), requires_grad=False)
+        self.register_parameter("fixed", fixed)
+
+
+def test_other_tensors_are_no_rounding(clean: Path, tmp_path: Path) -> None:
+    config = replace(make_run(), factory=Wider)
+    two, one = (write(tmp_path / f"{n}", run_ranks(config, n)) for n in (2, 1))
+    assert compare_runs(two, one).verdict == "within tolerance"
+    (one / "sampled.pt").unlink()
+    assert compare_runs(clean, one).verdict == "different"
+
+
+def test_rounding_that_begins_after_step_0(clean: Path, tmp_path: Path) -> None:
+    def nudged(worker: Worker, by: float) -> None:
+        reduce, steps = worker.sync.on_bucket, []
+
+        def on_bucket(bucket: Any) -> Any:
+            steps.append(len(steps))
+            if len(steps) == 2:
+                bucket.buffer().mul_(1 + by)
+            return reduce(bucket)
+
+        worker.sync.on_bucket = on_bucket
+
+    for by, verdict in ((1e-6, "within tolerance"), (0.1, "different")):
+        folder = tmp_path / verdict
+        outcome = run_ranks(make_run(), 2, partial(nudged, by=by))
+        found = compare_runs(write(folder, outcome), clean)
+        assert (found.first.step, found.first.what) == (1, "gradients")
+        assert found.verdict == verdict
+
+
+def test_gradients_in_16_bits_of_either(clean: Path, tmp_path: Path) -> None:
+    outcome = run_ranks(make_run(), 2, bugs.low_precision_reduce)
+    spoilt = write(tmp_path / "spoilt", outcome)
+    for pair in ((clean, spoilt), (spoilt, clean)):
+        found = compare_runs(*pair)
+        assert (found.verdict, found.first.why.cause) == ("different", Cause.REDUCED)
 
 
 def test_random_numbers_of_other_ranks_are_undecided(tmp_path: Path) -> None:
@@ -294,6 +447,7 @@ def test_runs_without_a_common_step(clean: Path, tmp_path: Path) -> None:
     folder = write(tmp_path / "other", outcome)
     rows = [row | {"step": row.get("step", 0) + 50} for row in outcome.rows]
     write_jsonl(folder / "hashes.jsonl", rows)
+    (folder / "sampled.pt").unlink()
     line = refusal(compare_runs, clean, folder)
     assert line == f"{clean}: has no recorded step in common with {folder}"
 
