@@ -46,13 +46,16 @@ def read_facts(project: Project, params: Params, equivalence: dict[str, Any]) ->
     timed = ("account", "stragglers", "ddp_says")
     absent = {"num_hosts": 1, "machine_busy": None}
     timing = read_runs(metrics / "timing.json", params, *timed, **absent)
-    accounts = {run: of["account"] for run, of in timing.items()}
     with reading(metrics / "timing.json"):
         for run, of in timing.items():
             if "step_ms" not in of["account"]:
                 raise ValueError(f"no step_ms of {run}")
     parts = [
-        (run, ALL_RANKS, p) for run, of in accounts.items() for p in PARTS if p in of
+        (run, rank, part)
+        for run, world_size in runs.items()
+        for rank in (ALL_RANKS, *(f"rank {number}" for number in range(world_size)))
+        for part in PARTS
+        if part in timing[run]["account"]
     ]
     return Facts(
         seed=params.train.seed,

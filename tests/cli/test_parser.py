@@ -18,8 +18,8 @@ MODEL = ["check", "my_model.py:build"]
     [
         (
             ["verfy", "a", "b"],
-            "COMMAND = 'verfy': must be one of check, verify, doctor, explain, report, "
-            "summary (did you mean verify?)",
+            "COMMAND = 'verfy': must be one of record, show, check, verify, doctor, "
+            "explain, report, summary (did you mean verify?)",
         ),
         (
             [*MODEL, "--optimizer", "adam"],
@@ -42,9 +42,7 @@ MODEL = ["check", "my_model.py:build"]
         ),
         (
             ["record", "runs/x"],
-            "minitrain record: no such command; recording is done in Python, by `with "
-            "minitrain.record(model, optimizer, folder):` around your loop: "
-            "docs/recording.md",
+            "minitrain record: no command; minitrain record FOLDER -- COMMAND",
         ),
         (
             ["verify", "a"],

@@ -32,7 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "proof": {*BELOW_PROOF, "analysis"},
     "bench": BELOW_PROOF,
     "recording": {"core", "data", "sync", "comm", "analysis"},
-    "compare": {*BELOW_PROOF, "proof", "recording"},
+    "compare": {*BELOW_PROOF, "proof", "recording", "analysis"},
     "check": {*BELOW_PROOF, "harness", "proof", "compare", "bench", "analysis"},
     "analysis": {"core"},
     "report": {"core", "data", "analysis"},

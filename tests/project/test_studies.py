@@ -85,7 +85,7 @@ MISTAKES: list[tuple[str, str, Any, str]] = [
     ("stragglers", "global_batch_size", 9, "global_batch_size = 9: must be a mul"),
     ("stragglers", "num_warmup_steps", 120, "num_warmup_steps = 120: must be bel"),
     ("stragglers", "smallest_delay", 0.6, "smallest_delay = 0.6: must be at most"),
-    ("stragglers", "cpu_shares", [1.0], "cpu_shares.0 = 1.0: must be less than 1"),
+    ("stragglers", "cpu_shares", [1.0], "cpu_shares[0] = 1.0: must be less than 1"),
 ]
 
 
@@ -94,6 +94,7 @@ def test_what_does_not_fit_is_one_line(tmp_path: Path) -> None:
         folder = with_changes(name, {key: value}, tmp_path / str(number))
         line = refusal(load_study, folder, schema_of(name))
         assert line.startswith(f"{folder}/params.yaml: {name}.{expected}")
+    folder = with_changes(name, {}, tmp_path / "also")
     with open(folder / "params.yaml", "a") as file:
         file.write("also: {}\n")
     line = refusal(load_study, folder, schema_of(name))

@@ -131,10 +131,10 @@ def test_planted_delays_are_booked_to_their_part_and_rank(
     for part, ms in took.items():
         # without what both have of it
         if part != "comm_exposed_ms":
-            assert mine[part] - other[part] == pytest.approx(ms, rel=0.1), part
+            assert mine[part] - other[part] == pytest.approx(ms, rel=0.1, abs=25), part
     # with what communication takes itself, longer on a busy machine
     assert mine["comm_exposed_ms"] == pytest.approx(took["comm_exposed_ms"], rel=0.3)
-    assert other["wait_ms"] == pytest.approx(sum(took.values()), rel=0.1)
+    assert other["wait_ms"] == pytest.approx(sum(took.values()), rel=0.15)
     assert mine["wait_ms"] < 0.1 * sum(took.values())
     steps = times.steps.groupby("rank")["step_ms"].mean()
     assert mine["step_ms"] == pytest.approx(steps[late], rel=1e-9)

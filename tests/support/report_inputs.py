@@ -313,8 +313,9 @@ def facts(world_sizes: list[int], **changes: Any) -> Facts:
         "timing": {run: timing_of(size) for run, size in runs.items()},
         "account": pd.DataFrame(
             [
-                (run, "all", part, mean, mean - 0.5, mean + 0.5)
+                (run, rank, part, mean, mean - 0.5, mean + 0.5)
                 for run, size in runs.items()
+                for rank in ("all", *(f"rank {number}" for number in range(size)))
                 for part, mean in account_of(size).items()
                 if part != "step_ms"
             ],

@@ -82,8 +82,8 @@ def test_planted_delays_are_booked_to_their_part_and_rank(rank: int) -> None:
     # the other rank waits for all of it but the communication, which both are in
     communication = took.pop("comm_exposed_ms")
     for part, ms in took.items():
-        assert late[part] - other[part] == pytest.approx(ms, rel=0.1), part
-    assert other["wait_ms"] == pytest.approx(sum(took.values()), rel=0.1)
+        assert late[part] - other[part] == pytest.approx(ms, rel=0.1, abs=25), part
+    assert other["wait_ms"] == pytest.approx(sum(took.values()), rel=0.15)
     assert late["wait_ms"] < 0.1 * sum(took.values())
     for found in (late, other):
-        assert found["comm_exposed_ms"] == pytest.approx(communication, rel=0.2)
+        assert found["comm_exposed_ms"] == pytest.approx(communication, rel=0.3)
