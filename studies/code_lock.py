@@ -26,6 +26,7 @@ LOCKS = ("code.lock", "drawing.lock")
 # what changes no result, and why: a file, or a folder
 HARNESS = {
     "minitrain/__init__.py": "names what lies in packages",
+    "stages/__init__.py": "reports packages that this Python lacks",
     "minitrain/harness/": "starts, watches and ends ranks",
     "minitrain/core/errors.py": "reports mistakes",
     "minitrain/core/files.py": "writes files atomically",

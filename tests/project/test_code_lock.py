@@ -116,7 +116,7 @@ SMALL: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "peers": ("measure", {"num_rounds": 15, "steps_per_round": 1}),
     "prediction": ("measure_steps", {"num_rounds": 15, "steps_per_round": 1}),
-    "recorder": ("measure", {"num_rounds": 15, "steps_per_round": 1}),
+    "recorder": ("measure", {"num_rounds": 15, "steps_per_round": 4}),
     "resume": (
         "interrupt",
         {"num_steps": 20, "steps_per_epoch": 10, "stop_every": 10}
@@ -129,7 +129,7 @@ SMALL: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "strategies": ("speed", {"num_rounds": 15, "steps_per_round": 1, "num_steps": 20}),
     "trace": ("record", {}),
-    "zoo": ("inject", {"num_seeds": 1, "world_sizes": [1, 2], "num_loss_steps": 4}),
+    "zoo": ("inject", {"num_seeds": 2, "world_sizes": [1, 2], "num_loss_steps": 8}),
 }
 
 
