@@ -24,6 +24,14 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
         sleeps.kill()
 
 
+def late(watch: HangMonitor) -> RankError | None:
+    """What three looks find, 0.1 s apart."""
+    for _ in range(3):
+        watch.look()
+        time.sleep(0.1)
+    return watch.verdict
+
+
 def test_start_up_has_a_limit_of_its_own(
     tmp_path: Path,
     process: subprocess.Popen[bytes],
@@ -34,16 +42,10 @@ def test_start_up_has_a_limit_of_its_own(
     mine.limit(0.05)
     watch = HangMonitor(tmp_path, lambda: {0: process.pid})
 
-    def late() -> RankError | None:
-        for _ in range(3):
-            watch.look()
-            time.sleep(0.1)
-        return watch.verdict
-
     mine.mark(0, "setup")
-    assert late() is None
+    assert late(watch) is None
     monkeypatch.setattr("minitrain.harness.hang_monitor.STARTUP_S", 0.1)
-    assert "no answer within 0.1 s, hangs before its first step" in str(late())
+    assert "no answer within 0.1 s, hangs before its first step" in str(late(watch))
 
 
 def test_rank_that_never_begins_is_named(
@@ -55,15 +57,9 @@ def test_rank_that_never_begins_is_named(
     monkeypatch.setattr("minitrain.harness.hang_monitor.STOPPED_S", 0.05)
     watch = HangMonitor(tmp_path, lambda: {0: process.pid})
 
-    def late() -> RankError | None:
-        for _ in range(3):
-            watch.look()
-            time.sleep(0.1)
-        return watch.verdict
-
-    assert late() is None
+    assert late(watch) is None
     monkeypatch.setattr("minitrain.harness.hang_monitor.STARTUP_S", 0.1)
-    assert "no answer within 0.1 s, hangs before it began" in str(late())
+    assert "no answer within 0.1 s, hangs before it began" in str(late(watch))
 
 
 @pytest.mark.parametrize("limit_s", [1, 1.5])
