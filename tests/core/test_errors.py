@@ -131,10 +131,10 @@ def test_python_without_packages_and_a_folder_without_a_project_are_one_line(
     }
     needed = [modules.get(name, name) for name in project["dependencies"]]
     needed.remove("dvc")
-    lacks = f" lacks {', '.join(needed)}: run `make`"
+    missing = f": missing packages {', '.join(needed)}: run `make`"
     for words, folder, line in (
-        (("-S", *module), ROOT, lacks),
-        (("-S", *command), ROOT, lacks),
+        (("-S", *module), ROOT, missing),
+        (("-S", *command), ROOT, missing),
         (module, tmp_path, f"error: params.yaml: not in {tmp_path}: run this in the "),
         (command, tmp_path, f"error: params.yaml: not in {tmp_path}: run this in the "),
     ):

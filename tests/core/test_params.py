@@ -81,7 +81,7 @@ def test_value_that_is_taken(path: Path) -> None:
 
 
 BOTH = (
-    "train.num_steps = 100: must be null where num_epochs = 2: set either num_steps or "
+    "train.num_steps = 100: must be null if num_epochs = 2: set either num_steps or "
     "num_epochs to null"
 )
 A_NAME = "must be a name in model.file, or package.module:"
@@ -91,7 +91,7 @@ A_SOURCE = "must be a .csv, .txt or .jsonl file"
 VALUES = [
     ("train.num_steps", 10.0, "10.0: must be an integer"),
     ("equivalence.atol", True, "true: must be a number"),
-    ("environment.torch", 2.13, "2.13: must be text, in quotes where it looks"),
+    ("environment.torch", 2.13, "2.13: must be text, in quotes if it looks"),
     ("train", [1], "[1]: must be a section, which holds keys"),
     ("train", None, "null: must be"),
     ("train.learning_rate", float("nan"), "nan: must be a finite number"),
@@ -106,7 +106,7 @@ VALUES = [
     ("corpus.source", "texts.xml", f"'texts.xml': {A_SOURCE}"),
     ("train.optimizer", "adam", "'adam': must be 'adamw' or 'sgd'"),
     ("shard.long_samples", "drop", "'drop': must be 'split' or 'cut'"),
-    ("train.num_steps", None, "null: must be a number where num_epochs is null"),
+    ("train.num_steps", None, "null: must be a number if num_epochs is null"),
     ("train.num_epochs", 2, None),
     ("train.optimizer", "SGD", "'SGD': must be 'adamw' or 'sgd' (did you mean sgd?)"),
     ("train.num_warmup_steps", 100, "100: must be below the number of steps, 100"),

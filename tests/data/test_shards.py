@@ -73,7 +73,7 @@ def test_shard_of_which_one_bit_was_altered_is_refused(folder: Path, name: str) 
     (folder / name).write_bytes(content)
     line = refusal(open_shard, folder, 1)
     assert line.startswith(f"{folder / name}: damaged, or not of this version")
-    assert "not the SHA-256 that stands in index.json" in line
+    assert "SHA-256 differs from index.json" in line
     assert len(open_shard(folder, 0)) == 4
 
 

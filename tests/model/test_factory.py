@@ -228,7 +228,7 @@ def sparse() -> nn.Module:
 
 
 NO_LOSS = "model: the output has no .loss; it must hold the mean over real targets"
-NOTHING_TO_TRAIN = "model: no parameter of it can be trained by its .loss"
+NOTHING_TO_TRAIN = "model: none of its parameters can be trained by its .loss"
 # what a model gives, or a model, and how the line begins
 REFUSED: dict[str, tuple[Any, str]] = {
     "no loss": (lambda w: SimpleNamespace(logits=w), NO_LOSS),
