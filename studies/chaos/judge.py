@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 # that ranks start again is said without it
 OUR_LINE = re.compile(r"^error: ", re.MULTILINE)
-RESTART, ON = "starting again", "going on from step"
+RESTART, ON = "restarting", "going on from step"
 
 
 @dataclass(frozen=True)

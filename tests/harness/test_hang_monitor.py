@@ -59,7 +59,9 @@ def test_rank_that_never_begins_is_named(
 
     assert late(watch) is None
     monkeypatch.setattr("minitrain.harness.hang_monitor.STARTUP_S", 0.1)
-    assert "no answer within 0.1 s, hangs before it began" in str(late(watch))
+    assert "no answer within 0.1 s, hangs before its first heartbeat" in str(
+        late(watch)
+    )
 
 
 @pytest.mark.parametrize("limit_s", [1, 1.5])

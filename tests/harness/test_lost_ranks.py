@@ -22,7 +22,7 @@ from minitrain.harness.failures import (
     LEFT,
     LOST,
     RAISED,
-    TOLD,
+    TERMINATED,
     kind_of,
     root_cause,
 )
@@ -41,8 +41,8 @@ OF_THE_LAST = {
     "is killed": "killed by SIGKILL at step 2, forward",
     "crashes": f"killed by SIGSEGV{AT}",
     "aborts": f"killed by SIGABRT{AT}",
-    "exits 3": "ended with exit code 3 at step 2, forward",
-    "exits 0": "ended with exit code 0 at step 2, forward",
+    "exits 3": "exited with code 3 at step 2, forward",
+    "exits 0": "exited with code 0 at step 2, forward",
     "leaves 0": f"SystemExit: 0{AT}",
     "raises": f"ValueError: a bug{AT}",
 }
@@ -76,7 +76,7 @@ def test_users_mistake_is_said_as_it_is() -> None:
 
 def test_more_data_than_expected_is_a_mismatch() -> None:
     """gloo aborts the process that receives it, with a page of C++."""
-    sent = r"was sent 4000 bytes by another rank where it expected 4 \(.*\)"
+    sent = r"received 4000 bytes from another rank, expected 4 \(.*\)"
     assert re.fullmatch(NAME.format(0) + sent + AT, line_of("sums more", 2))
 
 
@@ -95,7 +95,7 @@ ENDS = [
     ("exits 3 beside one that stops", 2, OF_THE_LAST["exits 3"]),
     ("leaks a process beside one that leaves", 2, OF_THE_LAST["is killed"]),
     ("exits 0 beside one that sleeps", 2, OF_THE_LAST["exits 0"]),
-    ("sums more", 2, "was sent 4000 bytes .*"),
+    ("sums more", 2, "received 4000 bytes .*"),
     ("exits 0", 1, OF_THE_LAST["exits 0"]),
     ("leaks a thread", 2, f"{HANGS}, hangs after its last step"),
 ]
@@ -133,15 +133,15 @@ def marked(process: psutil.Process, folder: str) -> bool:
 def test_what_explains_the_others_is_reported() -> None:
     """Then who ended first, unless it left because of another."""
     ranks = {}
-    for kind in (GAVE_UP, LOST, LEFT, TOLD, EXITED, KILLED, CRASHED, RAISED):
+    for kind in (GAVE_UP, LOST, LEFT, TERMINATED, EXITED, KILLED, CRASHED, RAISED):
         ranks[kind] = error = RankError("")
         error.rank, error.kind = kind, kind
         assert root_cause([*ranks.values()]) is error
-    for first, cause in {TOLD: TOLD, LEFT: RAISED, GAVE_UP: RAISED}.items():
+    for first, cause in {TERMINATED: TERMINATED, LEFT: RAISED, GAVE_UP: RAISED}.items():
         assert root_cause([*ranks.values()], {first}) is ranks[cause]
-    assert root_cause([*ranks.values()], {LEFT, TOLD}) is ranks[TOLD]
+    assert root_cause([*ranks.values()], {LEFT, TERMINATED}) is ranks[TERMINATED]
     mistake = UserError("params.yaml")
-    assert root_cause([*ranks.values(), mistake], {TOLD}) is mistake
+    assert root_cause([*ranks.values(), mistake], {TERMINATED}) is mistake
     assert root_cause([]) is None
 
 

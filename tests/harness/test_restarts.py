@@ -40,8 +40,8 @@ def test_one_line_for_each_restart(capsys: pytest.CaptureFixture[str]) -> None:
     failures = [lost("killed\nby SIGKILL", 12), lost("hung", 12)]
     assert attempts(failures, 2) == (3, None)
     assert capsys.readouterr().err == (
-        "rank 1: killed by SIGKILL; starting again (1 of 2)\n"
-        "rank 1: hung; starting again (2 of 2)\n"
+        "rank 1: killed by SIGKILL; restarting (1 of 2)\n"
+        "rank 1: hung; restarting (2 of 2)\n"
     )
 
 

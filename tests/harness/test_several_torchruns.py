@@ -12,13 +12,13 @@ from thorough import thorough_after
 SCRIPT = """
 import atexit, os, sys, time
 from minitrain.core.errors import run_stage
-from minitrain.harness import host_rendezvous as gathering
+from minitrain.harness import host_rendezvous as rendezvous
 from minitrain.harness.hosts import Hosts, Interface
 from minitrain.comm.store import interfaces
 from minitrain.harness.ranks import run_as_ranks
 
 number, port, late, code = map(int, sys.argv[1:])
-gathering.TOLD_S = 1.0
+rendezvous.REPORTS_S = 1.0
 
 def body(launcher):
     from minitrain.comm.groups import barrier, distributed
@@ -64,7 +64,7 @@ def test_rank_that_ends_after_those_of_the_other_host_is_waited_for(
     """Before, the other host was held for 300 s, and then named this one as lost."""
     first, second = run_two(tmp_path, late, code)
     assert first[0] == second[0] == (2 if code else 0), (first, second)
-    failed = rf"error: rank {late} \(process \d+ on \S+\): ended with exit code 7 "
+    failed = rf"error: rank {late} \(process \d+ on \S+\): exited with code 7 "
     if code:
         assert first == second
         assert re.fullmatch(failed + "after its last step", first[1])

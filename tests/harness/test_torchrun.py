@@ -53,7 +53,7 @@ def test_what_another_torchrun_left_is_one_line(
     line = refusal(run_as_ranks, "ranks", ran.append, 2, threads_per_process=1)
     assert not ran
     assert line == (
-        "environment: WORLD_SIZE = 4 does not fit a run of 2; where torchrun did not "
+        "environment: WORLD_SIZE = 4 does not match a run of 2; if torchrun did not "
         "start this process, unset TORCHELASTIC_RUN_ID"
     )
 
