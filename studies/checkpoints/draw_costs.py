@@ -1,4 +1,6 @@
-"""Draw what checkpoints cost of the training time; write that, and times, as tables."""
+"""Draw the cost of checkpoints relative to training time; write tables of costs and
+times.
+"""
 
 from pathlib import Path
 
@@ -24,7 +26,7 @@ def main() -> None:
 
 
 def share(ratio: float) -> float:
-    # of the time without: a run at 0.98 of the speed takes 2 % longer
+    # relative to the time without: a run at 0.98 of the speed takes 2 % longer
     return 1 / ratio - 1
 
 

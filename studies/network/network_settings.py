@@ -1,4 +1,4 @@
-"""What studies/network/params.yaml may say."""
+"""Schema of studies/network/params.yaml."""
 
 from typing import Annotated, Self
 

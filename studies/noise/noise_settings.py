@@ -1,4 +1,4 @@
-"""What studies/noise/params.yaml may say."""
+"""Schema of studies/noise/params.yaml."""
 
 from typing import Annotated, Self
 

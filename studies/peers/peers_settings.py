@@ -1,4 +1,4 @@
-"""What studies/peers/params.yaml may say."""
+"""Schema of studies/peers/params.yaml."""
 
 from typing import Annotated
 

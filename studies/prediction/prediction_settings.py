@@ -1,4 +1,4 @@
-"""What studies/prediction/params.yaml may say."""
+"""Schema of studies/prediction/params.yaml."""
 
 from typing import Annotated, Any, Literal, Self
 

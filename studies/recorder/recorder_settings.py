@@ -1,4 +1,4 @@
-"""What studies/recorder/params.yaml may say."""
+"""Schema of studies/recorder/params.yaml."""
 
 from typing import Annotated
 

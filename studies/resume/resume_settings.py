@@ -1,4 +1,4 @@
-"""What studies/resume/params.yaml may say."""
+"""Schema of studies/resume/params.yaml."""
 
 from typing import Annotated, Self
 

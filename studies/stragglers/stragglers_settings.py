@@ -1,4 +1,4 @@
-"""What studies/stragglers/params.yaml may say."""
+"""Schema of studies/stragglers/params.yaml."""
 
 from typing import Annotated, Any, Self
 

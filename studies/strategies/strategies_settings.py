@@ -1,4 +1,4 @@
-"""What studies/strategies/params.yaml may say."""
+"""Schema of studies/strategies/params.yaml."""
 
 from typing import Annotated
 
