@@ -85,7 +85,7 @@ class Machine:
     overheads: Overheads = Overheads()
 
     def excess(self, processes: int) -> float:
-        """Return the number of ranks above one per core, divided by cores; at least 0."""
+        """Return the ranks per core above one; at least 0."""
         return max(0.0, processes / self.cores - 1)
 
     def slowdown(self, processes: int) -> float:

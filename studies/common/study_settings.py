@@ -26,7 +26,7 @@ class Interleaved(Section):
     steps_per_round: Count
 
     def batch_sizes(self) -> dict[str, int]:
-        """Samples in a global batch, by key of params.yaml."""
+        """Return the samples in a global batch, by key of params.yaml."""
         raise NotImplementedError
 
 

@@ -1,4 +1,6 @@
-"""Draw which stops ended in the bytes of an undisturbed run, and tell it in a table."""
+"""Draw and tabulate the interrupted runs that end with the bytes of an uninterrupted
+one.
+"""
 
 from pathlib import Path
 
@@ -24,7 +26,7 @@ COLUMNS = (
 
 def main() -> None:
     rows = pd.read_csv(STUDY / "results.csv", keep_default_na=False)
-    # what started again from nothing shows nothing
+    # a run that restarted from scratch proves nothing
     rows["kept"] = rows["equal"] & (rows["went_on_from"] == rows["stopped_after"])
     draw(rows[rows["stopped_after"] > 0])
     with open_atomic(STUDY / "table.md") as file:
