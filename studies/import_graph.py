@@ -21,9 +21,7 @@ def imported_by(root: Path, script: Path) -> set[str]:
 
 
 def as_deps(files: set[str]) -> set[str]:
-    """Return the same as DVC dependencies: whole packages of the library, and single
-    files.
-
+    """Return the same as DVC dependencies: whole packages of the library, else files.
     Excludes the top-level ``__init__``, so that a new version number retrains nothing,
     and the harness, which changes no result.
     """
@@ -47,9 +45,7 @@ def direct_imports(root: Path, path: Path) -> frozenset[str]:
 
 
 def _of_studies(root: Path, path: Path, name: str) -> set[str]:
-    """Return the folders from which a study imports: its own and common; for tests,
-    all.
-    """
+    """Return the folders that a study imports from: its own and common; tests: all."""
     home = path.parts[1] if path.parts[0] == "studies" else "*"
     folders = {"studies": (home, "common"), "tests": ("*",)}.get(path.parts[0], ())
     found = [f for one in folders for f in root.glob(f"studies/{one}/{name}.py")]

@@ -30,9 +30,7 @@ def labels() -> dict[Path, str]:
 
 
 def label(made: list[Made], again: str) -> str:
-    """Format the label of pipeline results; ``again`` is the command that
-    repeats them.
-    """
+    """Format the label of pipeline results; ``again`` is the command to repeat."""
     lines = []
     for one in made:
         code = f"code {one.code[:12]}" if one.code else "code that was not recorded"

@@ -28,9 +28,7 @@ class Made:
 
 
 def made_by_pipeline(root: Path, manifest: Mapping[str, Any]) -> list[Made]:
-    """Return the results of the stages ``train`` and ``baseline``, from the
-    manifest.
-    """
+    """Return the results of stages ``train`` and ``baseline``, by the manifest."""
     return [
         Made(
             root / "stages" / f"{stage}.py",

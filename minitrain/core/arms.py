@@ -42,9 +42,7 @@ class BaselineArm:
 
 
 def baseline_arms(world_sizes: Iterable[int]) -> list[BaselineArm]:
-    """Return the arms for these gloo world sizes, with A/A duplicates of the largest
-    size and of the single process.
-    """
+    """Return the arms for these gloo world sizes, A/A duplicates included."""
     sizes = sorted({*world_sizes} - {1}) or [1]
     ours = [
         BaselineArm(f"gloo-{size}{suffix}", kind, size)

@@ -144,9 +144,7 @@ def own_interfaces() -> list[Interface]:
 
 
 def interface_named(name: str) -> Interface:
-    """Return interface ``name``; raises UserError if it is missing, down or has no
-    address.
-    """
+    """Return interface ``name``; raises UserError if it has no address or is down."""
     states = psutil.net_if_stats()
     if name not in states:
         names = ", ".join(sorted(states))

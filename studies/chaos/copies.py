@@ -30,9 +30,7 @@ class Undisturbed:
 
 
 def make_undisturbed(folder: Path) -> Undisturbed:
-    """Create a copy of the project in ``folder`` with small parameters and run every
-    target.
-    """
+    """Copy the project to ``folder`` with small parameters and run every target."""
     for name in FILES:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, folder / name)
@@ -74,9 +72,7 @@ def copy_without(done: Undisturbed, target: str, folder: Path) -> None:
 
 
 def environment(folder: Path, **more: str) -> dict[str, str]:
-    """Return the environment of a copy: a separate temporary folder, without variables
-    of the caller.
-    """
+    """Return an environment with a separate temporary folder, not the caller's."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(NOT_OURS)}
     temporary = folder.with_name(f"{folder.name}-temporary")
     temporary.mkdir(exist_ok=True)

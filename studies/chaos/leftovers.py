@@ -18,9 +18,7 @@ def segments() -> set[str]:
 def left_behind(
     marks: Iterable[str], folder: Path, temporary: Path, shared: set[str]
 ) -> list[str]:
-    """Return the leftovers of a trial after a grace period. ``shared`` existed before
-    it.
-    """
+    """Return what a trial left behind, except ``shared``, after a grace period."""
 
     def look() -> list[str]:
         left = [f"process {p} ({r})" for m in marks for p, r in processes(m).items()]

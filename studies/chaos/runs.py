@@ -28,9 +28,7 @@ class Trial:
 
 
 def watch(world: World, trial: Trial, limit_s: float) -> Ran:
-    """Follow the first run from the fault to its end; record detection and recovery
-    times.
-    """
+    """Follow the first run from the fault to its end; record the times."""
     hit_at = time.monotonic()
     limit_s += world.took_s
     wait_until(lambda: world.ended or RESTART in world.said(), limit_s)

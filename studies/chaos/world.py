@@ -67,9 +67,7 @@ class World:
         return self.log.read_text(errors="replace")
 
     def await_role(self, *roles: str) -> list[int]:
-        """Wait for processes with such a role and return their pids; empty if DVC
-        exited first.
-        """
+        """Wait for processes with such a role, or DVC's exit; return their pids."""
         wait_until(lambda: self.ended or with_role(self.mark, *roles), START_S)
         return with_role(self.mark, *roles)
 

@@ -18,9 +18,7 @@ PAIR = ("train@2",)
 
 @dataclass(frozen=True)
 class Fault:
-    """Fault whose ``do`` returns the name of what it hit; ``targets`` are the DVC
-    targets that it applies to.
-    """
+    """Fault; ``do`` returns what it hit, ``targets`` are the DVC targets it fits."""
 
     do: Callable[[World], str]
     targets: tuple[str, ...] = TARGETS

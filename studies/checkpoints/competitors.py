@@ -1,6 +1,4 @@
-"""The arms: without checkpoints (twice), minitrain's, and torch's with the same
-content.
-"""
+"""Arms: without checkpoints (twice), minitrain's, and torch's with equal content."""
 
 import json
 import shutil

@@ -1,6 +1,4 @@
-"""Draw the cost of checkpoints relative to training time; write tables of costs and
-times.
-"""
+"""Draw and tabulate the cost of checkpoints relative to training time."""
 
 from pathlib import Path
 

@@ -35,9 +35,7 @@ class Saves(Arm):
 
 
 class Saving(Contestant):
-    """Contestant that saves; ``took_ms`` is the time that training waited for each
-    save.
-    """
+    """Contestant that saves; ``took_ms``: how long training waited for each save."""
 
     def __init__(self, arm: Saves, *rest: Any) -> None:
         super().__init__(arm, *rest)

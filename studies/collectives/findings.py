@@ -9,9 +9,7 @@ BINARY, DECIMAL = {2**20: "MiB", 2**10: "KiB", 1: "B"}, {10**6: "MB", 1000: "kB"
 
 
 def size(num_bytes: int) -> str:
-    """Format bytes: ``16 KiB`` for powers of 4, ``40 kB`` for whole thousands; both
-    exact.
-    """
+    """Format bytes exactly: ``16 KiB`` for powers of 4, ``40 kB`` for thousands."""
     units = BINARY if num_bytes % 1000 else DECIMAL
     unit = next(unit for unit in units if num_bytes >= unit)
     return f"{num_bytes / unit:g} {units[unit]}"

@@ -38,10 +38,8 @@ def sweep(
     4), each for about ``seconds_per_size``.
 
     Returns a row (:func:`statistics`) for each size and each of ``subjects`` (default:
-    all available backends), and for the plain copy.
-
-    Raises:• EvidenceError: a result is wrong; names backend and size.• RankError: a
-    rank failed.
+    all available backends), and for the plain copy. Raises EvidenceError for a wrong
+    result, with backend and size, and RankError if a rank failed.
     """
     subjects = subjects or backends(world_size)
     job = (subjects, sizes, seconds_per_size)

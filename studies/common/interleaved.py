@@ -17,10 +17,8 @@ def load_interleaved(
 ) -> tuple[T, Params]:
     """Load the study in ``folder``, and the project's params.yaml with stock DDP.
 
-    ``micro_batches`` is the largest number of micro-batches per process.
-
-    Raises:• UserError: a file does not match its schema, or the pipeline's shards are
-    missing.
+    ``micro_batches`` is the largest number of micro-batches per process. Raises
+    UserError for a file that does not match its schema, and for missing shards.
     """
     study = load_study(folder, schema)
     root = folder.parents[1]

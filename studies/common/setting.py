@@ -94,9 +94,7 @@ def name_of(setting: Setting) -> str:
 
 
 def new_in(setting: Setting, fitted: Sequence[Setting]) -> list[str]:
-    """Return the FIELDS that affect ``setting`` with a value that no setting of
-    ``fitted`` has.
-    """
+    """Return the FIELDS of ``setting`` with effect and a value new to ``fitted``."""
     if setting.sync == NO_SYNC:
         setting = setting.silent
     return [

@@ -17,9 +17,7 @@ Rounds = Annotated[int, Field(ge=15)]
 
 
 class Interleaved(Section):
-    """Interleaved arms: in each round all of them train, on global batches of some
-    sizes.
-    """
+    """Interleaved arms that train in every round, on several global batch sizes."""
 
     world_size: WorldSize
     num_rounds: Rounds

@@ -17,9 +17,7 @@ NUM_STEPS = 6
 
 
 class Bigrams(nn.Module):
-    """Model that predicts a token from the previous one, with the interface of causal
-    language models.
-    """
+    """Bigram model with the interface of causal language models."""
 
     def __init__(self, norm: nn.Module) -> None:
         super().__init__()

@@ -16,9 +16,7 @@ MACHINE = ("cpu", "cores", "torch")
 
 
 def fitted_on(machine: dict[str, Any]) -> Network | None:
-    """Return the links of the cost model if they were measured on such a
-    ``machine``.
-    """
+    """Return the links of the cost model if measured on such a ``machine``."""
     there = read_json(FIT / "machine.json", "machine")["machine"]
     if any(there[key] != machine[key] for key in MACHINE):
         return None

@@ -77,9 +77,7 @@ def rungs(folder: Path, world_size: int) -> dict[str, Any]:
 
 
 def held_to(folder: Path, arm: Arm, sha256: str) -> dict[str, Any]:
-    """Check the bits of the run in ``folder``: its own rungs, and equality with the
-    same ranks on one host.
-    """
+    """Check the bits of a run: its own rungs, and equality with one host."""
     found = {"state_sha256": sha256, **rungs(folder, arm.world_size)}
     found["bucket_bytes"] = bucket_bytes(folder, arm)
     begin([folder], arm.settings)

@@ -1,6 +1,5 @@
-"""Train every arm over every link, round by round, with the pipeline's training stage.
-Check that each has the bits of its replay, of every other link, and of the same ranks
-on one host.
+"""Train every arm over every link, round by round, with the training stage. All must
+have the bits of their replay, of other links, and of the same ranks on one host.
 """
 
 import shutil

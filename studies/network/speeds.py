@@ -21,7 +21,7 @@ class Ratio(NamedTuple):
         return f"{self.median:.2f} ({self.low:.2f} to {self.high:.2f})"
 
     def differs(self, floor: float) -> bool:
-        """Return true if all rounds are on one side of 1, and the median exceeds
+        """Return true if all rounds are on one side of 1, the median beyond
         ``floor``.
         """
         beyond = max(self.median, 1 / self.median) - 1 > floor
@@ -64,9 +64,7 @@ class Speeds:
         return float(max(ratios.max(), 1 / ratios.min())) - 1
 
     def spread(self) -> float:
-        """Return the median, over arms and links, of the relative range between
-        rounds.
-        """
+        """Return the median relative range between rounds, over arms and links."""
         speeds = self._rows.groupby(["arm", "link"])["tokens_per_s"]
         return float((speeds.max() / speeds.min() - 1).median())
 

@@ -1,5 +1,4 @@
-"""Benchmark of minitrain's loop against a raw DDP loop, Accelerate and Lightning
-Fabric.
+"""Benchmark of minitrain's loop, a raw DDP loop, Accelerate and Lightning Fabric.
 
 Same model, batches and optimizer in the same processes, interleaved. After all turns,
 every arm's state is hashed: arms that synchronize must have equal bits, or else they

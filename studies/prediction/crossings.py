@@ -68,9 +68,7 @@ def claims(verified: dict[str, Any]) -> Iterator[str]:
 
 
 def crossovers(found: list[dict[str, Any]]) -> Iterator[str]:
-    """Tabulate crossovers; one is verified if it has a claim on either side and both
-    hold.
-    """
+    """Tabulate crossovers; verified if claims on both sides hold."""
     by_answer: dict[tuple[Any, ...], list[str]] = {}
     # without a crossover, the claim is the same on both sides
     for one in (x for x in found if x["at"] is not None):

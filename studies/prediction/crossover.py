@@ -141,9 +141,7 @@ def sides(
 
 
 def _sure(gain: Gain, points: list[float], error: float) -> float | None:
-    """Return the first of ``points``, from the crossover on, at which ``gain`` exceeds
-    ``error``.
-    """
+    """Return the first point along ``points`` at which ``gain`` exceeds ``error``."""
     for near, far in pairwise(points):
         if abs(gain(far)) >= error:
             return _root(lambda x: abs(gain(x)) - error, near, far)

@@ -44,9 +44,8 @@ def fit_machine(
 ) -> Machine:
     """Fit the machine to the steps ``measured``.
 
-    ``network`` has the links that settings name.
-
-    Raises:• UserError: there is no single process among them.
+    ``network`` has the links that settings name. Raises UserError if no single process
+    was measured.
     """
     alone = [m for m in measured if m.setting.processes == 1]
     machine = Machine(cores, fit_compute(alone), link_crowding=link_crowding)
@@ -130,9 +129,7 @@ def _costs(
 
 
 def _without(setting: Setting, silent: Sequence[Measured], machine: Machine) -> float:
-    """Return the seconds of ``setting`` without communication, measured if
-    available.
-    """
+    """Return the seconds of ``setting`` without communication, if possible measured."""
     same = setting.silent
     for one in silent:
         if one.setting == same:

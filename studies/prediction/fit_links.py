@@ -48,10 +48,8 @@ def fit_network(
     """Fit the links to ``reductions``, and the growth of loopback's alpha and beta for
     every rank per core above one, over ``cores``.
 
-    ``burst_bytes`` is the setting of the cables' shaper.
-
-    Raises:• UserError: there are no all-reduces over loopback with a core for each
-    rank.
+    ``burst_bytes`` is the setting of the cables' shaper. Raises UserError if there are
+    no all-reduces over loopback with a core for each rank.
     """
     at_ease = [r for r in reductions if r.world_size <= cores]
     loopback = [r for r in at_ease if r.link == LOOPBACK]
@@ -102,9 +100,7 @@ def fit_link(
 def _lines(
     begins: list[float], sizes: Array, times: Array, ranks: Array
 ) -> tuple[float, tuple[Line, ...]]:
-    """Return lines that start at these sizes, and the root mean square of their
-    relative errors.
-    """
+    """Return lines that start at these sizes, and their relative RMS error."""
     lines, squares = [], 0.0
     for begin, end in zip(begins, [*begins[1:], math.inf], strict=True):
         mine = (sizes >= begin) & (sizes < end)

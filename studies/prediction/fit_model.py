@@ -1,7 +1,6 @@
 """Fit the model to its training settings, with an interval for every coefficient.
 
-Intervals are bootstrapped over rounds, the variation between measurements like this
-one.
+Intervals are bootstrapped over rounds.
 """
 
 from collections.abc import Sequence

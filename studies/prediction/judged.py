@@ -1,6 +1,4 @@
-"""The verdict on the model's errors as a sentence and as a title; none on a busy
-machine.
-"""
+"""Verdict on the model's errors, as a sentence and a title; none if busy."""
 
 from typing import Any
 

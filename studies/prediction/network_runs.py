@@ -53,9 +53,7 @@ class Placed(Linked):
     samples: int = 1
 
     def params(self, params: Params) -> Params:
-        """Return ``params`` with the changes, the batch and the model of this
-        setting.
-        """
+        """Return ``params`` with the changes, batch and model of this setting."""
         changed = super().params(params)
         size = self.samples * self.processes
         changed = changed.with_train(global_batch_size=size)
@@ -90,9 +88,7 @@ class Seat(NamedTuple):
     links: Links
 
     def shape(self, link: str) -> None:
-        """Set the rate of the cable to ``link``, if it is one, before any rank
-        sends.
-        """
+        """Set the rate of the cable to ``link`` before any rank sends."""
         if link != LOOPBACK and dist.get_rank(self.group) == 0:
             for path in self.hosts:
                 shape(path, link)
@@ -255,9 +251,7 @@ def _seats(
 
 
 def _group(count: int, path: str | None) -> dist.ProcessGroup:
-    """Create a group of the first ``count`` ranks, over the cable of the host at
-    ``path`` or loopback.
-    """
+    """Create a group of the first ``count`` ranks, over a host's cable or loopback."""
     if path is None and count == dist.get_world_size():
         return world()
     limit = timedelta(seconds=group_timeout_s(None))

@@ -45,9 +45,7 @@ def arm_of(setting: Setting, name: str | None = None) -> Placed:
 def run(
     arms: Sequence[Linked], num_rounds: int, num_steps: int
 ) -> tuple[pd.DataFrame, list[Found], dict[str, Any]]:
-    """Return all rows of turns, the measurements of each rank, and the load of the
-    machine.
-    """
+    """Return the rows of turns, what each rank measured, and the load."""
     params = only_ddp(load_params(ROOT / "params.yaml").at(ROOT))
     cabled = any(arm.link != LOOPBACK for arm in arms)
     with Networks() if cabled else nullcontext() as hosts:

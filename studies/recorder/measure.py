@@ -71,9 +71,7 @@ def compete(
 
 
 def refuse_alarms(folder: Path) -> None:
-    """Raise an error if the recorder reported a finding, since the timed run must be
-    correct.
-    """
+    """Raise an error for a finding of the recorder: the timed run must be correct."""
     for rank, recorded in read_recording(folder).ranks.items():
         for alarm in (one for one in recorded.alarms if one["kind"] == "alarm"):
             raise EvidenceError(f"{folder.name}, rank {rank}: {alarm['line']}")

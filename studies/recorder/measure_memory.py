@@ -1,6 +1,4 @@
-"""Measure the peak memory of a training with and without the recorder, in new
-processes.
-"""
+"""Measure peak memory with and without the recorder, in new processes."""
 
 from functools import partial
 from pathlib import Path

@@ -1,6 +1,4 @@
-"""Draw and tabulate the interrupted runs that end with the bytes of an uninterrupted
-one.
-"""
+"""Draw and tabulate which resumed runs equal an uninterrupted one byte for byte."""
 
 from pathlib import Path
 

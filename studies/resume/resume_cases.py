@@ -65,9 +65,7 @@ class Case:
     factory: Callable[[], nn.Module] = gpt
 
     def config(self, shards: Path, steps: int) -> RunConfig:
-        """Return the run on the samples in ``shards``, written by
-        :func:`write_samples`.
-        """
+        """Return the run on the samples of :func:`write_samples` in ``shards``."""
         changes = {"sync": "ddp", "learning_rate": 1e-2, **self.changes}
         return RunConfig(
             factory=self.factory,

@@ -62,9 +62,7 @@ class Delay:
 
 @dataclass(frozen=True)
 class Join:
-    """Move ``rank`` with all its threads to the control group whose file is
-    ``procs``.
-    """
+    """Move ``rank`` with all its threads to the control group of file ``procs``."""
 
     rank: int
     procs: Path

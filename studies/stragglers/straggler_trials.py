@@ -18,9 +18,7 @@ STUDY = Path(__file__).resolve().parent
 
 
 def trials(study: Stragglers, run: RunConfig, shares: Sequence[float]) -> Iterator[Row]:
-    """Return a row per trial: every second one clean, then one for each of
-    ``shares``.
-    """
+    """Return a row per trial: every second one clean, then each of ``shares``."""
     random, count = np.random.default_rng(study.seed), study.num_trials
     ranks = random.integers(study.world_size, size=count + len(shares)).tolist()
     delays = random.uniform(study.smallest_delay, study.largest_delay, count)

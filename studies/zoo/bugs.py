@@ -184,9 +184,7 @@ def another_data_seed(worker: Worker) -> None:
 
 
 def unused_parameter(worker: Worker) -> None:
-    """Leave a parameter without gradient: its bucket waits for it, and only step 0
-    succeeds.
-    """
+    """Leave a parameter without gradient, so that only step 0 succeeds."""
 
 
 def low_precision_reduce(worker: Worker) -> None:

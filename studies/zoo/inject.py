@@ -1,6 +1,4 @@
-"""Inject every bug of the zoo, and none for clean runs; record the result of each
-check.
-"""
+"""Inject every bug of the zoo, and none for clean runs; record each check's result."""
 
 import itertools
 from dataclasses import replace
