@@ -1,4 +1,4 @@
-"""Hosts come together, reach each other, and tell each other what went wrong."""
+"""Host rendezvous: connection of hosts, and exchange of failures."""
 
 import re
 import signal
@@ -38,8 +38,8 @@ def meet(
     timeout_s: float = 20,
     address: str = "127.0.0.1",
 ) -> list[Any]:
-    """What ``body`` gives on each host, or the line that ends it there; ``sizes``:
-    numbers of hosts and ranks, as each is told.
+    """Return the result of ``body`` on each host, or its error; ``sizes`` are the
+    numbers of hosts and ranks given to each host.
     """
     port = free_port()
 
@@ -59,7 +59,7 @@ def test_hosts_know_each_other() -> None:
     def numbers(rendezvous: HostRendezvous) -> list[int]:
         return [one.number for one in rendezvous.everyone]
 
-    # each host names itself first
+    # each host lists itself first
     found = meet(numbers, range(3), [(3, 12)] * 3)
     assert found == [[0, 1, 2], [1, 0, 2], [2, 0, 1]]
 
@@ -81,7 +81,7 @@ def test_missing_host_is_told_with_those_that_came() -> None:
     ("sizes", "option", "other", "first"),
     [
         ([(2, 2), (2, 4)], "--world-size", 4, 2),
-        # before, the third was one more
+        # before, the third host was reported as one too many
         ([(3, 6), (3, 6), (2, 6)], "--nnodes", 2, 3),
         ([(2, 6), (3, 6)], "--nnodes", 3, 2),
     ],
@@ -91,7 +91,7 @@ def test_sizes_that_differ_are_told_on_both_hosts_at_once(
 ) -> None:
     here, *_, there = meet(lambda _: "met", range(len(sizes)), sizes)
     line = f"{option} = {other} on {socket.gethostname()} (127.0.0.1), but {first} on "
-    # a host in between may come when the first has gone
+    # a host in between may join after the first has left
     assert here == there == f"{line}the first host"
 
 
@@ -107,8 +107,8 @@ def test_one_host_too_many_is_told() -> None:
 
 @pytest.fixture(params=[b"SSH-2.0-OpenSSH_9.2\r\n", b"", None])
 def stranger(request: pytest.FixtureRequest) -> Iterator[int]:
-    """The port of a program that says something else, or nothing, or closes at once
-    (None).
+    """Return the port of a program that sends something else, nothing, or closes
+    immediately (None).
     """
     held: list[socket.socket] = []
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -125,14 +125,14 @@ def stranger(request: pytest.FixtureRequest) -> Iterator[int]:
 
         threading.Thread(target=answer, daemon=True).start()
         yield int(listener.getsockname()[1])
-        # accept() would not end with the socket
+        # accept() would not return when the socket is closed
         listener.shutdown(socket.SHUT_RDWR)
     for line in held:
         line.close()
 
 
 def test_stranger_at_the_endpoint_is_one_line(stranger: int) -> None:
-    """Before, a traceback, or no end at all."""
+    """Before, a traceback, or a hang."""
     began = time.monotonic()
     line = refusal(find, Hosts(2, "127.0.0.1", stranger, LOOPBACK, 1), 3)
     assert line == f"--rdzv-endpoint: 127.0.0.1:{stranger}: {NO_RUN}"
@@ -157,7 +157,7 @@ def test_host_that_is_not_reached_is_told_on_all(
     of_this_thread = threading.local()
 
     def blocked(address: tuple[str, int], *arguments: Any) -> socket.socket:
-        # but the endpoint, which comes first
+        # except for the endpoint, which comes first
         if address[1] != getattr(of_this_thread, "port", address[1]):
             raise TimeoutError("timed out")
         of_this_thread.port = address[1]
@@ -178,11 +178,11 @@ def rank_error(line: str, *, of_another: bool) -> RankError:
 @pytest.mark.parametrize(
     ("errors", "cause"),
     [
-        # a rank that waited for one of another host is no cause
+        # a rank that waited for a rank of another host is not the cause
         ([rank_error("a", of_another=True), rank_error("b", of_another=False)], "b"),
         ([rank_error("a", of_another=False), rank_error("b", of_another=False)], "a"),
         ([rank_error("a", of_another=False), UserError("b")], "b"),
-        # ranks that ended well here, while those there failed
+        # ranks that succeeded here and failed there
         ([rank_error("a", of_another=False), None], "a"),
         ([None, None], "None"),
     ],
@@ -199,7 +199,7 @@ def test_hosts_agree_on_the_cause(errors: list[Exception], cause: str) -> None:
 def test_silent_host_is_named_where_it_may_be_the_cause(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its ranks have twice the limit of a wait to end, and then it is lost."""
+    """Its ranks have twice the limit of a wait to exit; then it is lost."""
     monkeypatch.setattr(module, "REPORTS_S", 0.5)
     monkeypatch.setattr(module, "ANNOUNCE_S", 0.3)
     begun, over = threading.Event(), threading.Event()
@@ -213,11 +213,11 @@ def test_silent_host_is_named_where_it_may_be_the_cause(
         rendezvous.timeout_s = 0.5
         began = time.monotonic()
         ended_well = rendezvous.agree_on(None)
-        # twice 0.5 s, and 0.5 s to tell it
+        # twice 0.5 s, and 0.5 s to report it
         assert 1.5 <= time.monotonic() - began < GENEROUS_S
         lost = rendezvous.agree_on(rank_error("lost", of_another=True))
         over.set()
-        # it would be useless to start again
+        # a restart would be useless
         assert isinstance(ended_well, UserError)
         assert isinstance(lost, UserError)
         return [str(ended_well), str(lost)]
@@ -237,7 +237,7 @@ def test_ranks_that_failed_elsewhere_are_known_here(failed: bool) -> None:
         if rendezvous.hosts.is_first:
             before = rendezvous.ended_elsewhere()
             asked.set()
-            # after the question of who is reached
+            # after the check of connections
             rendezvous.store.wait(["1 1"])
             ended = [before, rendezvous.ended_elsewhere()]
             rendezvous.agree_on(None)
@@ -261,7 +261,7 @@ time.sleep(60)
 
 @pytest.fixture
 def server() -> Iterator[subprocess.Popen[str]]:
-    """A store in a process of its own, which prints its port."""
+    """Start a store in a process that prints its port."""
     command = [sys.executable, "-c", SERVES]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         yield server
@@ -271,14 +271,14 @@ def server() -> Iterator[subprocess.Popen[str]]:
 def test_store_that_stops_to_answer_is_lost_within_the_limit(
     server: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before, the call did not return, as where a host vanishes."""
+    """Before, the call did not return, as when a host vanishes."""
     monkeypatch.setattr(module, "SILENT_S", 0.5)
     hosts = Hosts(2, "127.0.0.1", int(server.stdout.readline()), LOOPBACK, 1)
-    # as other parts of a process may have: it has no address
+    # as a process may have: a socket without an address
     one, other = socket.socketpair()
     with one, other:
         store = find(hosts, 1)
-    # to wait for long is not to be lost
+    # a long wait is no loss
     with pytest.raises(dist.DistStoreError):
         store.wait(["nothing"], timedelta(seconds=3))
     assert not store.check(["nothing"])
