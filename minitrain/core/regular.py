@@ -19,7 +19,7 @@ def require_regular(path: Path, most: int | None = None) -> Path:
     found = path.stat()
     # opening a folder fails later with a clear message
     if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
-        raise UserError(f"{path}: is no regular file (a pipe or a device): not read")
+        raise UserError(f"{path}: is not a regular file, but a pipe or a device")
     if most is not None and found.st_size > most:
         raise UserError(f"{path}: has {found.st_size} bytes: must be at most {most}")
     return path

@@ -48,7 +48,7 @@ def _lines(path: Path, file: IO[bytes]) -> Iterator[bytes]:
     try:
         yield from each_line(file)
     except ValueError as error:
-        raise UserError(f"{path}: {error}: must hold a sample a line") from None
+        raise UserError(f"{path}: {error}: must hold one sample per line") from None
 
 
 def _decoded(raw: bytes, where: str) -> str:

@@ -207,5 +207,5 @@ def test_verify_waits_for_no_pipe_and_reads_no_device(tmp_path: Path) -> None:
         path.parent.mkdir(exist_ok=True)
         os.mkfifo(path)
         given = path.parent if path.parent != tmp_path else path
-        assert "is no regular file" in refusal(run, ["verify", *[str(given)] * 2])
-    assert "is no regular file" in refusal(run, ["verify", *["/dev/zero"] * 2])
+        assert "is not a regular file" in refusal(run, ["verify", *[str(given)] * 2])
+    assert "is not a regular file" in refusal(run, ["verify", *["/dev/zero"] * 2])

@@ -84,9 +84,7 @@ def test_limits(others: float, steal: float, spread: float, why: str | None) -> 
 
 
 def measured_s(seconds: float) -> Usage:
-    """Return CPU usage of this process and its view of the machine while it
-    computes.
-    """
+    """Compute for some time; return this process's usage and view of the load."""
     before = Usage.now()
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:

@@ -81,7 +81,7 @@ def test_line_that_is_too_long_to_hold(
     path = tmp_path / "mine.txt"
     path.write_bytes(b"ok\n" + b"a" * (4 << 20))
     found = refusal(list, read_corpus(path))
-    assert found == f"{path}: a line of more than 3 MiB: must hold a sample a line"
+    assert found == f"{path}: a line of more than 3 MiB: must hold one sample per line"
 
 
 def test_tokens_are_bytes_between_boundaries() -> None:

@@ -53,9 +53,7 @@ def sent_bytes(path: str) -> int:
 
 
 def add_over_cable(paths: Sequence[str]) -> tuple[float, list[int], str]:
-    """Return the sum of an all-reduce, the bytes that each host sent, and this
-    namespace.
-    """
+    """Return the sum of an all-reduce, bytes sent per host, and the namespace."""
     with distributed() as (rank, world_size):
         with over(paths[host_of(rank, world_size)]):
             group = dist.new_group(list(range(world_size)))
@@ -122,9 +120,7 @@ def test_nothing_is_left_after_a_kill(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def networks_in_use() -> set[int]:
-    """Return the namespaces of all processes, entered or held open; anonymous ones have
-    no other users.
-    """
+    """Return the namespaces that any process has entered or holds open."""
     found = set()
     for pattern in ("[0-9]*/ns/net", "[0-9]*/fd/*"):
         for path in Path("/proc").glob(pattern):

@@ -204,9 +204,7 @@ def study(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def table(*rows: tuple[int, int, float, float, float]) -> pd.DataFrame:
-    """Return rows of processes, bytes, and the median seconds of gloo, shm and the
-    copy.
-    """
+    """Return rows of processes, bytes, and median seconds of gloo, shm and copy."""
     return pd.DataFrame(
         statistics(name, world_size, num_bytes, [seconds])
         for world_size, num_bytes, *times in rows
