@@ -27,7 +27,7 @@ WAITED = re.compile(
     re.I,
 )
 # gloo's abort message if it receives more than it expects
-UNLIKE = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
+MISMATCH = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
 LAST_WORDS = re.compile(r"what\(\): +(.+)")
 # Kinds of failure: a lower kind is the likely cause of a higher one. LOST: a peer that
 # the rank was waiting for; LEFT: any other closed connection, as to a file server.
@@ -120,8 +120,8 @@ def _ended(folder: Path, rank: int, code: int) -> tuple[str, int, str]:
         return what, KILLED if -code == signal.SIGKILL else TERMINATED, ""
     where = str(stack.of_crash(stack.read(file_of(folder, rank, "stack"))))
     words = stack.native_words(folder, [rank])
-    if unlike := UNLIKE.search(words):
-        got, expected = unlike.groups()
+    if mismatch := MISMATCH.search(words):
+        got, expected = mismatch.groups()
         what = (
             f"received {got} bytes from another rank, expected {expected} (their "
             "collectives or shapes differ)"
