@@ -1,13 +1,12 @@
-"""The stages of the pipeline: thin scripts that read params, call minitrain, write."""
+"""Pipeline stages: thin scripts that read params, call minitrain and write files."""
 
 import gc
 import sys
 
 from minitrain.core.errors import require_packages
 
-# As python -m stages.NAME and nothing else: what modules make while they load is no
-# garbage, and to look for some takes a fifth of the import of torch. run_stage has it
-# looked for again.
+# For python -m stages.NAME only: garbage collection takes a fifth of the import time of
+# torch and finds nothing. run_stage enables it after the imports.
 if sys.argv[0] == "-m":
     gc.disable()
     require_packages()

@@ -1,9 +1,9 @@
-"""Measure the arms of the speed comparison; the only source of "faster".
+"""Benchmarking all configurations, interleaved.
 
     python -m stages.baseline
 
-All arms live in one set of processes, as many as the largest world size. Some of them
-stand twice (A/A): what differs between twins is the noise floor.
+All arms run in one set of processes, as many as the largest world size. Some arms are
+duplicated (A/A); the difference between duplicates is the noise floor.
 """
 
 from functools import partial
@@ -35,8 +35,7 @@ def main() -> None:
 
 
 def be_a_rank(params: Params, launcher: str) -> None:
-    # ranks that an arm does not need wait for its whole turn, so the limit of one wait
-    # is taken once for each of its steps
+    # idle ranks wait for the whole turn of a smaller arm, so allow the limit per step
     limit = params.launch.timeout_s * (2 + params.baseline.steps_per_round)
     with distributed("gloo", timeout_s=limit):
         num_rounds = params.baseline.num_rounds
@@ -45,7 +44,7 @@ def be_a_rank(params: Params, launcher: str) -> None:
         )
         before = Usage.now()
         rows = measure(params, Path("data/shards"), rounds, arms_of(params))
-        # what the machine did meanwhile, beside what these ranks did
+        # per-rank usage, to separate the load of other processes
         mine = Usage.now().since(before)
         used = [mine] * dist.get_world_size()
         dist.all_gather_object(used, mine)

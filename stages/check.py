@@ -1,10 +1,9 @@
-"""Check params.yaml and the machine before anything else runs.
+"""Checking params.yaml and the machine.
 
     python -m stages.check
 
-DVC follows single keys, so a misspelt one would change nothing and nobody would
-notice. This stage depends on the whole file; what it writes never changes, so passing
-it rebuilds nothing.
+DVC tracks individual keys, so it ignores a misspelt key silently. This stage depends on
+the whole file; its output is constant, so passing it triggers no other stage.
 """
 
 from pathlib import Path
@@ -40,10 +39,10 @@ def main() -> None:
     if params.nccl.world_sizes:
         if guarantees.on_cpu:
             raise UserError(
-                f"params.yaml: train.sync = {params.train.sync!r}: must be another one "
-                "with nccl.world_sizes, it computes on the CPU"
+                f"params.yaml: train.sync = {params.train.sync!r}: must be a strategy "
+                "for GPUs if nccl.world_sizes is not empty; this one runs on the CPU"
             )
-        # it imports torch, and nobody else here does
+        # imports torch, which is slow and needed only here
         from minitrain.comm.groups import require_gpus
 
         require_gpus(max(params.nccl.world_sizes))

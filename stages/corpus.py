@@ -1,4 +1,4 @@
-"""Build the corpus: sentences from a verb table, or one's own text.
+"""Building the corpus: sentences from a verb table, or your own text.
 
 python -m stages.corpus
 """

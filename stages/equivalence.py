@@ -1,9 +1,9 @@
-"""Compare all runs with one process by their evidence; refuse a breach.
+"""Comparing all runs with one process.
 
     python -m stages.equivalence
 
-A breach is written, and put in the place of the last result, before it ends the stage
-with exit code 1; nothing downstream runs.
+On a breach, writes it in place of the previous report and exits with code 1, so that no
+downstream stage runs.
 """
 
 from pathlib import Path
@@ -27,7 +27,7 @@ METRICS = Path("metrics")
 def main() -> None:
     params = load_params(Path("params.yaml"))
     torch.set_num_threads(params.train.threads_per_process)
-    # a GPU computes other bits, which nobody expects to be equal
+    # gloo runs only: a GPU computes different bits
     gloo = [run for run in params.runs() if run.startswith("gloo-")]
     files = [EVIDENCE / run / "machine.json" for run in gloo]
     require_same_build({str(file): read_json(file, "torch") for file in files})
@@ -47,10 +47,10 @@ def main() -> None:
         }
     write_json(METRICS / "equivalence.json", verdicts)
     if line := breach_line(verdicts):
-        # nothing downstream runs, so what it published last time would stay
+        # downstream stages will not run, so replace their last results here
         refuse(verdicts, METRICS)
         raise EvidenceError(f"equivalence: {line}")
-    # What waits for the verdict and needs nothing else of it; it never changes.
+    # Constant output for stages that wait for the verdict but do not use it.
     with open_atomic(Path("data/not-refused.txt")) as file:
         file.write("no run is refused\n")
 

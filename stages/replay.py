@@ -1,8 +1,8 @@
-"""Repeat a run of W ranks in one process, shard after shard.
+"""Replaying a run of W ranks in one process, shard by shard.
 
     python -m stages.replay --world-size 2
 
-Their gradients are added in the order that the run's strategy adds them in.
+Adds the gradients of the shards in the same order as the run's strategy.
 """
 
 import argparse
@@ -29,8 +29,8 @@ def main() -> None:
     threads = params.train.threads_per_process
     torch.set_num_threads(threads)
 
-    # Which gradients were added up together, and which ranks shared a host where that
-    # decides the order, is all that it takes from the run.
+    # Only the bucket layout and, if they decide the order, the ranks per host are taken
+    # from the run.
     hashes = Path(f"data/runs/gloo-{world_size}/hashes.jsonl")
     rows, name = read_jsonl(hashes, "kind"), f"replay-{world_size}"
     shards = Path(f"data/shards/world-{world_size}")

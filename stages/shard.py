@@ -1,9 +1,9 @@
-"""Deal the corpus to ranks, once for every world size.
+"""Sharding the corpus for every world size.
 
     python -m stages.shard
 
-Sample i goes to rank i % world_size. The index of each folder carries the proof that
-its shards together are the corpus, without overlap.
+Sample i goes to rank i % world_size. The index of each folder proves that its shards
+together are the corpus, without overlap.
 """
 
 from pathlib import Path
@@ -26,7 +26,7 @@ def main() -> None:
     print(f"{len(samples)} samples, {len(samples.tokens)} tokens")
     print(f"{num_long} longer than the block: {params.shard.long_samples}")
 
-    # All folders or none: the stage's output is the folder above them.
+    # Atomic over all world sizes: the stage's output is the parent folder.
     with atomic_path(Path("data/shards")) as folder:
         for world_size in params.all_world_sizes():
             write_shards(folder / f"world-{world_size}", samples, world_size)

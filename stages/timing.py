@@ -1,4 +1,4 @@
-"""Summarize the step times of all runs; measures nothing itself.
+"""Summarizing the step times of all runs.
 
 python -m stages.timing
 """
@@ -34,7 +34,7 @@ def main() -> None:
         run: read_json(path / "provenance.json", *needed)
         for run, path in folders.items()
     }
-    # A GPU run and a CPU run of one machine still differ in their device.
+    # Per backend, since CPU and GPU runs have different device names.
     for backend in ("gloo", "nccl"):
         mine = {run: origins[run] for run in origins if run.startswith(backend)}
         require_one_machine(mine)
@@ -71,8 +71,8 @@ def main() -> None:
 
 
 def read_timings(path: Path, origin: Mapping[str, Any]) -> pd.DataFrame:
-    """A row of ``path`` for each step and rank; UserError where one is missing, as in a
-    file that was cut between two lines.
+    """Read one row per step and rank; raises UserError if one is missing, as in a file
+    truncated between two lines.
     """
     with reading(path):
         rows = read_jsonl(path, "step", "rank")

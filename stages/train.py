@@ -1,10 +1,10 @@
-"""Train with W processes and write everything the proof and the account need.
+"""Training with W processes.
 
     python -m stages.train --backend gloo --world-size 2
 
-Started plainly, it checks what can be checked and then starts itself W times under
-torchrun; started by torchrun, it is one of the ranks. Where it was interrupted, it goes
-on from its newest checkpoint. ``launch/host`` starts it on each of several hosts.
+Validates its input, then launches itself as W ranks under torchrun; if started by
+torchrun, it is one of the ranks. An interrupted run resumes from its newest checkpoint.
+Writes evidence and timings for later stages. ``launch/host`` starts several hosts.
 """
 
 import argparse
@@ -26,7 +26,7 @@ def main() -> None:
         "--resume",
         type=Path,
         metavar="FOLDER",
-        help="begin with the newest checkpoint in FOLDER, of another number of ranks",
+        help="start from the newest checkpoint in FOLDER, of another world size",
     )
     add_arguments(parser)
     arguments = parser.parse_args()
@@ -47,7 +47,7 @@ def main() -> None:
         "stages.train",
         partial(train_rank, job),
         world_size,
-        # mistakes are found before the launch, where they cost one line and not W
+        # reports mistakes once, before the launch, instead of in every rank
         preflight=partial(preflight, job, ranks_here),
         threads_per_process=job.params.train.threads_per_process,
         max_restarts=job.params.launch.max_restarts,

@@ -1,9 +1,9 @@
-"""Collect the evidence on one run: its ranks, its replay, the witness.
+"""Verifying a run against its replay and an independent reference.
 
     python -m stages.verify --backend gloo --world-size 2
 
-What the equivalence stage compares runs by is kept beside the verdicts, so that it need
-not depend on their timings: gradients of step 0, early and final state, hashes.
+Stores the data that the equivalence stage compares with the verdicts, so that it need
+not depend on timings: gradients of step 0, early and final state, hashes.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from minitrain.train.step_record import save_tensors
 
 PARAMS, CORPUS = Path("params.yaml"), Path("data/corpus.jsonl")
 KEPT = ("hashes.jsonl", "losses.csv", "machine.json")
-# of what was sampled: the gradients of step 0, the state after the third step
+# prefixes of sampled tensors: gradients of step 0, state after the third step
 COMPARED = ("0/gradients/", "early/state/")
 
 
@@ -55,8 +55,8 @@ def main() -> None:
         machines = [path / "machine.json" for path in (folder, replay)]
         require_same_build({str(path): read_json(path, "torch") for path in machines})
 
-    # The witness reads corpus and parameters itself: it has only the run's own word.
-    # It imports nothing of ours: what a damaged corpus is told, is told before.
+    # The witness reads corpus and parameters itself and shares no code with minitrain,
+    # so report a damaged corpus here first.
     for _ in each_row(CORPUS, "text"):
         pass
     shards = Path(f"data/shards/world-{world_size}")

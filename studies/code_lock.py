@@ -1,11 +1,11 @@
-"""Write the locks of studies: lists of the code files that their stages execute.
+"""Write the lock files of studies: lists of the code files that their stages execute.
 
 python -m studies.code_lock [NAME ...]
 
-DVC does not follow imports, so a stage of a study depends on a list instead: on
-``code.lock`` if it measures, on ``drawing.lock`` if it only reads what was measured.
-`make study-NAME` writes them before it runs the study. What imports do not show stands
-under ``meta`` of a stage: scripts that it starts (``runs``) and the strategies that it
+DVC does not follow imports, so a stage of a study depends on such a list: on
+``code.lock`` if it measures, on ``drawing.lock`` if it only reads measurements. `make
+study-NAME` writes them before running the study. ``meta`` of a stage lists dependencies
+that imports do not show: scripts that it starts (``runs``) and the strategies that it
 trains with (``sync``: names, or "all").
 """
 
@@ -23,7 +23,7 @@ from studies.import_graph import imported_by
 
 ROOT = Path(__file__).resolve().parents[1]
 LOCKS = ("code.lock", "drawing.lock")
-# what changes no result, and why: a file, or a folder
+# files and folders that change no result, with the reason
 HARNESS = {
     "minitrain/__init__.py": "names what lies in packages",
     "stages/__init__.py": "reports packages that this Python lacks",
@@ -37,7 +37,7 @@ HARNESS = {
     "minitrain/core/signals.py": "ends a process whose parent has ended",
     "minitrain/train/checkpoint.py": "keeps checkpoints, which change no bit of a run",
 }
-# but for the studies whose subject it is
+# studies about the harness, which depend on it
 OF_HARNESS = ("chaos", "checkpoints", "resume")
 
 
@@ -50,8 +50,8 @@ def main() -> None:
 
 
 def locks_of(study: Path) -> dict[str, set[str]]:
-    """Return the files that the stages of ``study`` execute, by the lock on which a
-    stage depends; without HARNESS where it is not what is studied.
+    """Return the files that the stages of ``study`` execute, by lock file; without
+    HARNESS unless it is the subject of the study.
     """
     stages = YAML(typ="safe").load((study / "dvc.yaml").read_text("utf-8"))["stages"]
     found: dict[str, set[str]] = {}
@@ -72,14 +72,14 @@ def executed_by(study: Path, stage: dict[str, Any]) -> set[str]:
     homes = {STRATEGIES[name].partition(":")[0] for name in names}
     paths += [Path(*home.split(".")).with_suffix(".py") for home in homes]
     found = {file for path in paths for file in imported_by(ROOT, path)}
-    # params.yaml names the file of the default model
+    # the default model, imported by its path in params.yaml
     if "minitrain/model/factory.py" in found:
         found |= imported_by(ROOT, Path("minitrain/model/gpt.py"))
     return found
 
 
 def is_measured(path: str) -> bool:
-    """Return whether a change of the file at ``path`` may change a result."""
+    """Return true if a change of the file at ``path`` can change a result."""
     return not path.startswith(tuple(HARNESS))
 
 

@@ -1,4 +1,4 @@
-"""The import graph of the project: the files that a script executes."""
+"""Import graph of the project: the files that a script executes."""
 
 import ast
 from collections.abc import Iterator
@@ -8,8 +8,8 @@ from pathlib import Path
 
 
 def imported_by(root: Path, script: Path) -> set[str]:
-    """Files of the project that ``script`` (relative to ``root``) runs with, itself
-    included.
+    """Return the project files that ``script`` (relative to ``root``) executes,
+    including itself.
     """
     found: set[str] = set()
     waiting = {script.as_posix()}
@@ -21,9 +21,9 @@ def imported_by(root: Path, script: Path) -> set[str]:
 
 
 def as_deps(files: set[str]) -> set[str]:
-    """The same as dependencies: of the library whole packages, else files. Its door
-    computes nothing, so that a new version number trains nothing, and what starts and
-    watches ranks changes no result.
+    """Return the same as DVC dependencies: whole packages of the library, else files.
+    Excludes the top-level ``__init__``, so that a new version number retrains nothing,
+    and the harness, which changes no result.
     """
     unmeasured = {"minitrain/__init__.py", "minitrain/harness"}
     return {_package(Path(file)) for file in files} - unmeasured
@@ -36,7 +36,7 @@ def _package(path: Path) -> str:
 
 @cache
 def direct_imports(root: Path, path: Path) -> frozenset[str]:
-    """Files of the project that ``path`` imports, or starts as a process."""
+    """Return the project files that ``path`` imports or starts as a process."""
     files = set()
     for name in _names(ast.parse((root / path).read_text()), path):
         files |= _files(root, name)
@@ -45,7 +45,7 @@ def direct_imports(root: Path, path: Path) -> frozenset[str]:
 
 
 def _of_studies(root: Path, path: Path, name: str) -> set[str]:
-    """A study imports what lies beside it and in common; tests import from all."""
+    """Return the folders that a study imports from: its own and common; tests: all."""
     home = path.parts[1] if path.parts[0] == "studies" else "*"
     folders = {"studies": (home, "common"), "tests": ("*",)}.get(path.parts[0], ())
     found = [f for one in folders for f in root.glob(f"studies/{one}/{name}.py")]
@@ -63,7 +63,7 @@ def _names(tree: ast.AST, path: Path) -> Iterator[str]:
         elif isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.List):
-            # a module that a new process is started with: [python, "-m", ...]
+            # a module started as a process: [python, "-m", ...]
             words = [getattr(word, "value", None) for word in node.elts]
             yield from (
                 b for a, b in pairwise(words) if a == "-m" and isinstance(b, str)
@@ -72,7 +72,7 @@ def _names(tree: ast.AST, path: Path) -> Iterator[str]:
 
 
 def _files(root: Path, module: str) -> set[str]:
-    """The module's file, and the __init__ of every package around it."""
+    """Return the module's file and the __init__ of every enclosing package."""
     parts = module.split(".")
     if parts[0] not in ("minitrain", "stages"):
         return set()

@@ -1,4 +1,4 @@
-"""Write into every README when, where and by which code its result was measured.
+"""Write into every README when, where and with which code its result was measured.
 
 python -m studies.label
 """
@@ -21,7 +21,7 @@ def main() -> None:
 
 
 def labels() -> dict[Path, str]:
-    """What belongs into the README of each folder."""
+    """Return the label of each README, by folder."""
     manifest = read_json(ROOT / "metrics" / "manifest.json")
     texts = {ROOT: label(made_by_pipeline(ROOT, manifest), "make")}
     for study in sorted(file.parent for file in ROOT.glob("studies/*/dvc.yaml")):
@@ -30,7 +30,7 @@ def labels() -> dict[Path, str]:
 
 
 def label(made: list[Made], again: str) -> str:
-    """Return a paragraph for a README; ``again`` is the command that repeats it."""
+    """Format the label of pipeline results; ``again`` is the command to repeat."""
     lines = []
     for one in made:
         code = f"code {one.code[:12]}" if one.code else "code that was not recorded"

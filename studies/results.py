@@ -1,4 +1,4 @@
-"""The results that are kept in git, and their provenance."""
+"""Results kept in git, and their provenance."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ from minitrain.core.provenance import code_sha256
 
 @dataclass(frozen=True)
 class Made:
-    """A result of the pipeline: its script, the hash of its code if it was recorded,
-    and its provenance.
+    """Result of the pipeline: its script, the hash of its code if recorded, and its
+    provenance.
     """
 
     script: Path
@@ -23,12 +23,12 @@ class Made:
 
     @property
     def outdated(self) -> bool:
-        """Whether the code has changed since, or was not recorded."""
+        """True if the code has changed since, or was not recorded."""
         return self.code is None or self.code != code_sha256(self.script)
 
 
 def made_by_pipeline(root: Path, manifest: Mapping[str, Any]) -> list[Made]:
-    """Return the results of the stages ``train`` and ``baseline``, by the manifest."""
+    """Return the results of stages ``train`` and ``baseline``, by the manifest."""
     return [
         Made(
             root / "stages" / f"{stage}.py",
@@ -40,8 +40,8 @@ def made_by_pipeline(root: Path, manifest: Mapping[str, Any]) -> list[Made]:
 
 
 def measured_in(study: Path) -> dict[str, Mapping[str, Any]]:
-    """Return the provenance of each measurement of ``study`` by its script: of the
-    stages that depend on its ``code.lock``. It is empty where there is no result.
+    """Return the provenance of each measurement of ``study`` by script, for stages that
+    depend on its ``code.lock``; empty without a result.
     """
     stages = YAML(typ="safe").load((study / "dvc.yaml").read_text("utf-8"))["stages"]
     found = {}

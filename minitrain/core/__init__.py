@@ -1,1 +1,1 @@
-"""Foundations of all other packages: errors, files, parameters, the machine."""
+"""Shared foundations: errors, atomic files, parameters, machine facts."""

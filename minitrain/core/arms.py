@@ -1,4 +1,4 @@
-"""The arms of the baseline, as a table without torch: what is timed side by side."""
+"""Arms of the baseline stage: the configurations timed side by side. Without torch."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -9,7 +9,7 @@ ALL_CORES = "one_process_all_cores"
 
 
 class Kind(StrEnum):
-    """Modes in which the processes of an arm work together."""
+    """Mode of cooperation between the processes of an arm."""
 
     ONE_PROCESS = "one process"
     ALL_CORES = "one process on all cores"
@@ -19,9 +19,9 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class BaselineArm:
-    """An arm; ``twin_of`` is the identical arm that it repeats (A/A), if any.
+    """An arm; ``twin_of`` names the identical arm that it duplicates (A/A), if any.
 
-    ``timed``: with the stamps and the hook by which the training stage times a step.
+    ``timed``: run with the timestamps and hooks that the training stage uses.
     """
 
     name: str
@@ -32,17 +32,17 @@ class BaselineArm:
 
     @property
     def alone(self) -> bool:
-        """It is one process without a process group."""
+        """True for a single process without a process group."""
         return self.kind in (Kind.ONE_PROCESS, Kind.ALL_CORES)
 
     @property
     def is_result(self) -> bool:
-        """It is no duplicate for the noise floor or the cost of the instruments."""
+        """False for duplicates that measure the noise floor or the timing overhead."""
         return not self.twin_of and not self.timed
 
 
 def baseline_arms(world_sizes: Iterable[int]) -> list[BaselineArm]:
-    """Return the arms for these gloo world sizes; the largest has twins."""
+    """Return the arms for these gloo world sizes, A/A duplicates included."""
     sizes = sorted({*world_sizes} - {1}) or [1]
     ours = [
         BaselineArm(f"gloo-{size}{suffix}", kind, size)

@@ -1,7 +1,7 @@
-"""The code that measured a study, as a list of files in its ``code.lock``.
+"""Lock files (``code.lock``) that list the code a study was measured with.
 
-Each line is ``hash  path``: the path of a Python file from the root of the project, and
-a hash of its syntax tree without docstrings. Comments are not in the tree.
+Each line is ``hash  path``: the hash of a Python file's syntax tree without docstrings
+and comments, and the file's path relative to the project root.
 """
 
 import ast
@@ -15,10 +15,10 @@ _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def syntax_hash(source: str) -> str:
-    """Return 16 hexadecimal digits that comments, docstrings and layout do not change.
+    """Hash ``source``, ignoring comments, docstrings and layout: 16 hex digits.
 
     Raises:
-        SyntaxError: ``source`` is no Python.
+        SyntaxError: ``source`` is not valid Python.
     """
     tree = ast.parse(source)
     for node in ast.walk(tree):
@@ -28,7 +28,7 @@ def syntax_hash(source: str) -> str:
 
 
 def _shape(node: Any) -> Any:
-    # ast.dump differs from one version of Python to the next: new fields, all empty
+    # ast.dump changes between Python versions, which add fields that are empty
     if isinstance(node, ast.AST):
         fields = ((name, _shape(value)) for name, value in ast.iter_fields(node))
         kept = [(name, value) for name, value in fields if value not in (None, ())]
@@ -37,26 +37,26 @@ def _shape(node: Any) -> Any:
 
 
 def lock_of(root: Path, files: Iterable[str]) -> dict[str, str]:
-    """Return the hashes of ``files``, which are paths from ``root``; a file that is not
-    there has none.
+    """Return hashes by path for ``files``, paths relative to ``root``; missing files
+    are omitted.
     """
     there = [file for file in sorted(files) if (root / file).is_file()]
     return {file: syntax_hash((root / file).read_text("utf-8")) for file in there}
 
 
 def read_lock(file: Path) -> dict[str, str]:
-    """Return the hashes in a ``code.lock`` by path; empty where there is none."""
+    """Return the hashes in a ``code.lock`` by path; empty if the file is missing."""
     lines = file.read_text("utf-8").splitlines() if file.is_file() else []
     pairs = (line.split("  ", 1) for line in lines)
     return {path: value for value, path in pairs}
 
 
 def lock_text(lock: Mapping[str, str]) -> str:
-    """Return the content of a ``code.lock``."""
+    """Format ``lock`` as the content of a ``code.lock``."""
     return "".join(f"{value}  {path}\n" for path, value in sorted(lock.items()))
 
 
 def changed_since(root: Path, lock: Mapping[str, str]) -> list[str]:
-    """Return the files of ``lock`` that are other ones now, or gone."""
+    """Return the files of ``lock`` that have changed or been removed."""
     now = lock_of(root, lock)
     return [path for path, value in lock.items() if now.get(path) != value]

@@ -1,7 +1,7 @@
-"""Failures: one line for the user, an exit code for the machine.
+"""Errors reported as one line and an exit code.
 
-Exit codes of every command and stage: 0 all well; 1 the run finished and the
-evidence says no; 2 bad input or environment; 128 + n ended by signal n.
+Exit codes of every command and stage: 0 success; 1 the run finished but its evidence
+failed; 2 bad input or environment; 128 + n terminated by signal n.
 """
 
 import difflib
@@ -20,11 +20,11 @@ from minitrain.core.signals import Stopped, say, stoppable, stopped_by
 
 EXIT_EVIDENCE = 1
 EXIT_USER = 2
-# no room on the disk, or none that this user may take
+# disk full or quota exceeded
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
-# all that torch.save says that was given a path
+# the only hint in torch.save's error when it writes to a path on a full disk
 OF_TORCH = "unexpected pos"
-# what stages and commands import; DVC is called as a program
+# imported by stages and commands; DVC is run as a program
 PACKAGES = (
     "blake3 cloudpickle jinja2 markdown_it markupsafe matplotlib numpy pandas psutil "
     "pydantic ruamel safetensors torch tqdm"
@@ -33,35 +33,35 @@ NO_PROCESS = "cannot start a process or thread; `ulimit -u` limits them"
 
 
 class UserError(Exception):
-    """A mistake that the user can fix, in one line.
+    """A mistake that the user can fix, described in one line.
 
-    The line names the file, the key or line, the value, and what is allowed.
+    The line names the file, the key or line number, the value and the allowed values.
     """
 
     exit_code = EXIT_USER
 
 
 class Mistakes(UserError):
-    """Several mistakes that the user can fix, each of ``args`` the line of one."""
+    """Several mistakes that the user can fix; ``args`` holds one line for each."""
 
     def __str__(self) -> str:
         return "\n".join(self.args)
 
 
 class EvidenceError(Exception):
-    """The run finished and its evidence says no: one line that says what differs."""
+    """The run finished but its evidence failed; the line names the difference."""
 
     exit_code = EXIT_EVIDENCE
 
 
 def lines_of(error: Exception) -> list[str]:
-    """Return the message of ``error``: one line, or one for each of its mistakes."""
+    """Return the message of ``error`` as lines, one for each mistake."""
     return [*error.args] if isinstance(error, Mistakes) else [str(error)]
 
 
 def did_you_mean(word: str, allowed: Iterable[str]) -> str:
-    """Return the end of a line about ``word``: the nearest of ``allowed``, if any;
-    upper and lower case count as equal.
+    """Return " (did you mean X?)" with the closest match for ``word`` in ``allowed``,
+    ignoring case; empty if none is close.
     """
     names = {name.lower(): name for name in allowed}
     close = difflib.get_close_matches(word.lower(), names, n=1)
@@ -69,16 +69,16 @@ def did_you_mean(word: str, allowed: Iterable[str]) -> str:
 
 
 class RankError(Exception):
-    """A rank failed, or did not answer in time: the line names it.
+    """A rank failed or timed out; the line names it.
 
-    A failure with the same ``what`` (without names and places) and ``step`` is a
-    repetition. ``of_another``: the rank waited for one that the launcher does not know.
-    ``__notes__`` hold its traceback, if it had one.
+    Two failures with equal ``what`` (the cause without names and locations) and
+    ``step`` are the same failure. ``of_another``: the rank was waiting for a rank of
+    another launcher. ``__notes__`` holds its traceback, if any.
     """
 
     exit_code = EXIT_USER
     rank: int | None = None
-    # what lies lower explains what lies higher
+    # a failure of a lower kind is the likely cause of one of a higher kind
     kind: int = 0
     what: str = ""
     step: int | None = None
@@ -86,7 +86,7 @@ class RankError(Exception):
 
 
 def is_disk_full(error: BaseException | None) -> bool:
-    """Return true if a full disk is behind ``error``, also behind another's error."""
+    """Return true if ``error``, or an error that it was raised from, is a full disk."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in DISK_FULL:
             return True
@@ -97,14 +97,14 @@ def is_disk_full(error: BaseException | None) -> bool:
 
 
 def disk_full(path: Path) -> str:
-    """Return the end of a line about a ``path`` that a full disk cannot take."""
+    """Return the reason why ``path`` cannot be written, with the free space in MB."""
     there = next(one for one in (path, *path.absolute().parents) if one.exists())
     free = shutil.disk_usage(there).free / 1e6
     return f"no space left on the disk: it needs more than the {free:.1f} MB free there"
 
 
 def describe_os_error(error: OSError) -> str:
-    """One line for an operating-system error: the path, then the reason."""
+    """Return one line for an operating-system error: the path, then the reason."""
     if isinstance(error, BlockingIOError) and error.filename is None:
         return f"{NO_PROCESS}: {error.strerror}"
     path = error.filename if error.filename is not None else "the operating system"
@@ -114,21 +114,21 @@ def describe_os_error(error: OSError) -> str:
 
 
 def require_packages() -> None:
-    """Exit with one line if this Python lacks what `make` installs; call it before the
-    modules that import such packages.
+    """Exit with one line if a package that `make` installs is missing. Call it before
+    importing any of them.
     """
-    if lacking := [name for name in PACKAGES.split() if find_spec(name) is None]:
-        start = f"{sys.executable} lacks {', '.join(lacking)}"
+    if missing := [name for name in PACKAGES.split() if find_spec(name) is None]:
+        start = f"{sys.executable}: missing packages {', '.join(missing)}"
         sys.exit(say(f"{start}: run `make`, which installs them in .venv", EXIT_USER))
 
 
 def run_stage(main: Callable[[], None]) -> None:
     """Run ``main`` and exit with the code of its outcome.
 
-    A user's mistake, an operating-system error or a rank that failed becomes one line
-    on stderr (with MINITRAIN_TRACEBACK=1 a rank's traceback comes before it), as do
-    SIGINT, SIGTERM and SIGHUP after everything was cleaned up. Any other exception is a
-    bug and keeps its traceback.
+    A user's mistake, an operating-system error or a failed rank is reported as one line
+    on stderr (MINITRAIN_TRACEBACK=1 adds a rank's traceback), and so are SIGINT,
+    SIGTERM and SIGHUP, after cleanup. Any other exception is a bug and keeps its
+    traceback.
     """
     gc.enable()
     try:
@@ -142,7 +142,7 @@ def run_stage(main: Callable[[], None]) -> None:
     except OSError as error:
         _fail([describe_os_error(error)])
     except RuntimeError as error:
-        # what Python has in place of an error of its own
+        # Python has no exception class for this failure
         if str(error) != "can't start new thread":
             raise
         _fail([NO_PROCESS])

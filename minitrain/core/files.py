@@ -1,10 +1,9 @@
-"""Writing files so that a crash at any moment, of a process or of the machine, leaves
-the old or the new, each whole; and reading them.
+"""Crash-safe file writing, and validated reading.
 
-Everything is written under a temporary name in the same folder and renamed when
-it is complete and on the disk; an exception removes the temporary name, and after
-kill -9 the next writer of the same file does. A folder that is replaced is missing
-for a moment: a crash in that moment leaves neither.
+A file or folder is written under a temporary name in the same folder, synced to disk
+and renamed, so a crash of the process or machine leaves either the old or the new
+content. Exceptions remove the temporary file; after kill -9 the next writer of the same
+path removes it. Replacing a folder takes two renames: a crash between them leaves none.
 """
 
 import errno
@@ -30,7 +29,7 @@ LONGEST_LINE = 1 << 26
 
 
 def _remove_stale(path: Path) -> None:
-    # what dead processes of this host left of writing it
+    # leftovers of dead processes on this host
     host = re.escape(socket.gethostname())
     ours = re.compile(rf"\.{re.escape(path.name)}\.{host}\.(\d+)(\.old)?\.tmp")
     for found in filter(None, map(ours.fullmatch, os.listdir(path.parent))):
@@ -40,16 +39,16 @@ def _remove_stale(path: Path) -> None:
 
 def _is_alive(pid: int) -> bool:
     try:
-        # not by /proc, which a container may hide
+        # /proc may be hidden in a container
         os.kill(pid, 0)
     except OSError as error:
         return isinstance(error, PermissionError)
-    # this process has only begun: what bears its number is of one before it
+    # this process has not written yet: its pid was reused
     return pid != os.getpid()
 
 
 def remove(path: Path) -> None:
-    """Remove a file, or a folder with all that is in it; neither need be there."""
+    """Remove a file or a folder with its content; ignore a missing path."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -57,12 +56,12 @@ def remove(path: Path) -> None:
 
 
 def fsync(path: Path) -> None:
-    """Wait until the disk has a file, or the names in a folder."""
+    """Flush a file, or the entries of a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     except OSError as error:
-        # some network file systems sync files only
+        # some network file systems cannot sync a folder
         if error.errno != errno.EINVAL or not path.is_dir():
             error.filename = str(path)
             raise
@@ -76,7 +75,7 @@ def _put(temporary: Path, path: Path) -> None:
             fsync(inside)
     old = temporary.with_suffix(".old.tmp")
     if path.is_dir():
-        # no rename replaces a folder that is not empty
+        # a rename cannot replace a non-empty folder
         os.replace(path, old)
     try:
         os.replace(temporary, path)
@@ -90,15 +89,17 @@ def _put(temporary: Path, path: Path) -> None:
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """Yield a temporary sibling of ``path`` that becomes ``path`` on success.
+    """Yield a temporary sibling of ``path`` that is renamed to ``path`` on success.
 
-    The body may create a file or a folder there; all of it is on the disk when it gets
-    its name. An existing ``path`` is replaced; what a killed writer of it had begun is
-    removed first. Raises UserError where the disk is full, else OSError as the
-    operating system does, and FileNotFoundError for a body that wrote nothing; what was
-    at ``path`` is then still there.
+    The body may create a file or a folder there, which is synced before the rename.
+    Replaces an existing ``path`` and removes temporary files of killed writers.
+
+    Raises:
+        UserError: the disk is full.
+        FileNotFoundError: the body wrote nothing.
+        OSError: another error of the operating system; any existing ``path`` is kept.
     """
-    # a name that no other host or process writes to
+    # unique to this host and process
     mine = f".{path.name}.{socket.gethostname()}.{os.getpid()}.tmp"
     temporary = path.with_name(mine)
     with writing(path):
@@ -106,11 +107,11 @@ def atomic_path(path: Path) -> Iterator[Path]:
         _remove_stale(path)
         try:
             yield temporary
-            # a body that wrote nothing must not cost what was there before
+            # raises if the body wrote nothing, before the old content is replaced
             temporary.lstat()
             _put(temporary, path)
         except OSError as error:
-            # the temporary name says nothing to a user
+            # report the path that the user knows
             if str(error.filename).startswith(str(temporary)):
                 error.filename = str(path)
             raise
@@ -120,9 +121,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Make one UserError of a full disk, also behind another error of what writes
-    ``path``.
-    """
+    """Convert any error caused by a full disk while writing ``path`` to a UserError."""
     try:
         yield
     except Exception as error:
@@ -133,8 +132,8 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def open_atomic(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
-    """Open ``path`` for writing by :func:`atomic_path`: ``"w"`` is UTF-8 text, ``"wb"``
-    bytes.
+    """Open ``path`` for writing through :func:`atomic_path`; mode ``"w"`` for UTF-8
+    text, ``"wb"`` for bytes.
     """
     encoding = None if "b" in mode else "utf-8"
     with (
@@ -145,7 +144,7 @@ def open_atomic(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write ``value`` as indented JSON; NaN and infinity are refused (ValueError)."""
+    """Write ``value`` as indented JSON; raises ValueError for NaN and infinity."""
     with open_atomic(path) as file:
         json.dump(value, file, indent=2, allow_nan=False, ensure_ascii=False)
         file.write("\n")
@@ -153,28 +152,28 @@ def write_json(path: Path, value: Any) -> None:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Make one UserError of any error but OSError while ``path`` is read, a file that a
-    stage wrote and that is damaged.
+    """Convert any error but OSError while reading ``path``, which a stage wrote, to a
+    UserError that reports the file as damaged.
     """
     try:
         yield
     except UserError:
         raise
     except Exception as error:
-        # torch raises one without a name for a file that was cut
+        # torch raises an OSError without a file name for a truncated file
         if isinstance(error, OSError) and error.filename is not None:
             raise
-        # parsers raise what they like, some of it pages long
+        # some parsers' messages are pages long
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:120]
         raise UserError(
-            f"{path}: damaged, or not of this version ({reason}); dvc repro makes it "
-            "again (make study-NAME what a study measured)"
+            f"{path}: damaged, or not of this version ({reason}); regenerate it with "
+            "dvc repro (a study's file with make study-NAME)"
         ) from error
 
 
 def read_json(path: Path, *keys: str) -> Any:
-    """Read one JSON document (UTF-8), an object that has ``keys`` where there are any;
-    UserError where it is none.
+    """Read one JSON document (UTF-8); raises UserError if it is not valid JSON or
+    one of ``keys`` is missing.
     """
     with reading(path):
         text = require_regular(path, MOST_OF_INDEX).read_text(encoding="utf-8")
@@ -190,15 +189,15 @@ def _require(row: Any, keys: Iterable[str]) -> None:
 
 
 def write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    """Write one JSON object a line; NaN and infinity are refused (ValueError)."""
+    """Write one JSON object per line; raises ValueError for NaN and infinity."""
     with open_atomic(path) as file:
         for row in rows:
             file.write(json.dumps(row, allow_nan=False, ensure_ascii=False) + "\n")
 
 
 def each_row(path: Path, *keys: str) -> Iterator[dict[str, Any]]:
-    """The JSON objects of a file that has one a line, each with ``keys``; UserError
-    where one is none, or the file does not end as it was written.
+    """Yield the objects of a JSON Lines file; raises UserError for an invalid line, an
+    object without one of ``keys``, or a truncated file.
     """
     with reading(path), open(require_regular(path), encoding="utf-8") as file:
         line = ""
@@ -210,7 +209,7 @@ def each_row(path: Path, *keys: str) -> Iterator[dict[str, Any]]:
 
 
 def each_line(file: IO[AnyStr]) -> Iterator[AnyStr]:
-    """Yield the lines of ``file``; ValueError for one that is too long to hold."""
+    """Yield the lines of ``file``; raises ValueError above :data:`LONGEST_LINE`."""
     while line := file.readline(LONGEST_LINE + 1):
         if len(line) > LONGEST_LINE:
             raise ValueError(f"a line of more than {LONGEST_LINE >> 20} MiB")
@@ -223,10 +222,10 @@ def read_jsonl(path: Path, *keys: str) -> list[dict[str, Any]]:
 
 
 def read_csv(path: Path, *columns: str) -> "pd.DataFrame":
-    """A table with a row of names, among them ``columns``; UserError where it is none,
-    or does not end as it was written.
+    """Read a CSV file with a header; raises UserError if it is not valid CSV, has no
+    column named in ``columns``, or is truncated.
     """
-    # slow to import, and stages about text need no table
+    # slow to import, and not needed by the stages about text
     import pandas as pd
 
     with reading(path):
@@ -235,7 +234,7 @@ def read_csv(path: Path, *columns: str) -> "pd.DataFrame":
         table = pd.read_csv(io.StringIO(text))
         _require(table.columns, columns)
         for name, column in table.select_dtypes(exclude=["number", "bool"]).items():
-            # text is text in each row: a number is damaged where some are not
+            # a column with both numbers and text is a damaged column of numbers
             known = column.dropna()
             damaged = known[pd.to_numeric(known, errors="coerce").isna()]
             if 0 < len(damaged) < len(known):
@@ -244,12 +243,12 @@ def read_csv(path: Path, *columns: str) -> "pd.DataFrame":
 
 
 def _require_end(text: str) -> None:
-    # of a file cut within a line some readers make fewer rows and say nothing
+    # some readers silently skip a truncated last line
     if not text.endswith("\n"):
         raise ValueError("its end is missing" if text else "it is empty")
 
 
 def sha256_file(path: Path) -> str:
-    """SHA-256 of a file's bytes, in hex."""
+    """Return the SHA-256 of a file's bytes, in hex."""
     with open(require_regular(path), "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

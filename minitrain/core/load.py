@@ -1,6 +1,6 @@
-"""How busy a machine is with other things while something is measured on it.
+"""CPU load from other processes during a measurement.
 
-The shares are None but on Linux; :mod:`minitrain.analysis.busy` judges them.
+Shares are None except on Linux; :mod:`minitrain.analysis.busy` evaluates them.
 """
 
 import os
@@ -14,17 +14,17 @@ from typing import Any, Self
 from minitrain.core.provenance import usable_cores
 
 PROC_STAT = Path("/proc/stat")
-# counted in hundredths of a second, a shorter time has no share
+# /proc/stat counts in units of 10 ms, too coarse for a shorter interval
 SHORTEST_S = 1.0
 
 
 @dataclass(frozen=True)
 class Usage:
-    """Readings of one process: a moment, and what was used up to it, in seconds.
+    """Cumulative CPU usage of one process and its cores at time ``at_s``, in seconds.
 
-    ``busy_s`` and ``steal_s`` are of all cores that the process may run on: computing,
-    and waiting for a hypervisor. ``own_s`` is the process's own computing, in all
-    threads; ``switches`` how often one of them had to give up its core.
+    ``busy_s`` and ``steal_s`` sum over all cores that the process may run on: CPU time
+    of all processes, and time stolen by the hypervisor. ``own_s`` is the CPU time of
+    this process in all threads, ``switches`` its involuntary context switches.
     """
 
     at_s: float
@@ -35,8 +35,8 @@ class Usage:
 
     @classmethod
     def now(cls, *, with_children: bool = False) -> Self:
-        """Read now; ``with_children``: with what processes used that this one started
-        and that have ended.
+        """Read the counters; ``with_children`` includes child processes that have
+        exited.
         """
         busy, steal = _cores_s()
         at, own = time.perf_counter(), time.process_time()
@@ -48,13 +48,13 @@ class Usage:
         return cls(at, busy, steal, own, switches)
 
     def plus(self, other: "Usage") -> "Usage":
-        """Return what both used together, one after the other."""
+        """Return the sum of two usages measured one after the other."""
         pairs = zip(astuple(self), astuple(other), strict=True)
         both: list[Any] = [None if None in pair else sum(pair) for pair in pairs]
         return Usage(*both)
 
     def since(self, before: "Usage") -> "Usage":
-        """Return what was used from ``before`` on; ``at_s`` is the time that passed."""
+        """Return the usage since ``before``; ``at_s`` becomes the elapsed time."""
         pairs = zip(astuple(self), astuple(before), strict=True)
         used: list[Any] = [
             None if None in pair else pair[0] - pair[1] for pair in pairs
@@ -63,18 +63,18 @@ class Usage:
 
 
 def taken(load: Mapping[str, Any]) -> float:
-    """Return the share of the cores' time that others took, the hypervisor included, of
-    a :func:`load_of`, as far as it is known.
+    """Return the share of CPU time taken by other processes and the hypervisor in a
+    :func:`load_of`; unknown shares count as 0.
     """
     shares = [load.get(key) for key in ("others_share", "steal_share")]
     return sum(share for share in shares if share is not None)
 
 
 def load_of(ranks: Iterable[Usage]) -> dict[str, Any]:
-    """Return the load of a machine while ``ranks`` measured; each is what one used.
+    """Return the load of a machine during a measurement, given the usage of each rank.
 
-    ``others_share`` and ``steal_share`` are of the time of all cores: of processes that
-    are no rank, and of the hypervisor. ``load_average`` is that of the last minute.
+    ``others_share`` (processes that are not ranks) and ``steal_share`` (hypervisor) are
+    fractions of the time of all cores; ``load_average`` covers the last minute.
     """
     used = list(ranks)
     seconds, whole = used[0].at_s, used[0].at_s * usable_cores()
@@ -84,7 +84,7 @@ def load_of(ranks: Iterable[Usage]) -> dict[str, Any]:
     own = sum(rank.own_s for rank in used)
     return {
         "load_average": os.getloadavg()[0],
-        # counted in hundredths of a second, so that nothing can look like less
+        # clamped: with the resolution of 10 ms the difference can be negative
         "others_share": None if busy is None else max(0.0, busy - own) / whole,
         "steal_share": None if steal is None else steal / whole,
         "involuntary_switches_per_s": sum(rank.switches for rank in used) / seconds,
@@ -92,13 +92,13 @@ def load_of(ranks: Iterable[Usage]) -> dict[str, Any]:
 
 
 def _cores_s() -> tuple[float | None, float | None]:
-    # seconds that the usable cores were computing, and that they were stolen
+    # busy and stolen seconds of the usable cores
     if not PROC_STAT.exists():
         return None, None
     mine = {f"cpu{core}" for core in os.sched_getaffinity(0)}
     lines = [line.split() for line in PROC_STAT.read_text().splitlines()]
     cores = [[int(x) for x in line[1:]] for line in lines if line[0] in mine]
-    # user, nice, system; interrupts are left out: they belong to no process
+    # user, nice, system; interrupts belong to no process
     busy = sum(sum(core[:3]) for core in cores)
     steal = sum(core[7] for core in cores)
     ticks = os.sysconf("SC_CLK_TCK")

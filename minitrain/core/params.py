@@ -1,4 +1,4 @@
-"""params.yaml as frozen, validated objects: one class per section."""
+"""Schema of params.yaml: frozen, validated objects, one class per section."""
 
 import re
 from pathlib import Path
@@ -21,9 +21,9 @@ from minitrain.core.schema import (
 
 SOURCE_SUFFIXES = (".csv", ".txt", ".jsonl")
 MIN_BLOCK_SIZE = 8
-# more would be waited for longer than they compute
+# more threads than this cost more in synchronization than they compute
 MAX_THREADS = 256
-# a day: gloo and the C library count in types that a number of years does not fit
+# one day; years would overflow the integer types of gloo and the C library
 MAX_TIMEOUT_S = 86_400
 MAX_RESTARTS = 100
 
@@ -35,7 +35,7 @@ class Environment(Section):
 
 
 class Corpus(Section):
-    """Source of samples: a verb table (.csv) for the grammar, or own text."""
+    """Source of samples: a verb table (.csv) for the grammar, or your own text."""
 
     source: str
     seed: Seed
@@ -49,13 +49,13 @@ class Corpus(Section):
 
 
 class Shard(Section):
-    """``long_samples``: see :func:`minitrain.data.text.fit_to_block`."""
+    """Policy for long samples; see :func:`minitrain.data.text.fit_to_block`."""
 
     long_samples: Literal["split", "cut"]
 
 
 class Model(Section):
-    """The model: its factory, its sizes, and ``block_size`` in tokens."""
+    """Model factory and sizes; ``block_size`` is in tokens."""
 
     file: str
     deps: str
@@ -77,9 +77,9 @@ class Model(Section):
 
 
 class Train(Section):
-    """One training run; sizes of batches are in samples, ``bucket_cap_mb`` in MiB.
+    """Options of a training run; batch sizes are in samples, ``bucket_cap_mb`` in MiB.
 
-    Exactly one of ``num_steps`` and ``num_epochs`` is not None.
+    Exactly one of ``num_steps`` and ``num_epochs`` is None.
     """
 
     seed: Seed
@@ -102,17 +102,17 @@ class Train(Section):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if (self.num_steps is None) == (self.num_epochs is None):
-            allowed = "a number where num_epochs is null"
+            allowed = "a number if num_epochs is null"
             if self.num_steps is not None:
                 both = "set either num_steps or num_epochs to null"
-                allowed = f"null where num_epochs = {self.num_epochs}: {both}"
+                allowed = f"null if num_epochs = {self.num_epochs}: {both}"
             raise Problem("num_steps", self.num_steps, allowed)
         if self.num_steps is not None and self.num_warmup_steps >= self.num_steps:
             raise Problem(*self._too_long(self.num_steps))
         return self
 
     def check_warmup(self, num_steps: int) -> None:
-        """Refuse (UserError) a warm-up that leaves none of ``num_steps`` to time."""
+        """Raise UserError if the warm-up leaves none of ``num_steps`` steps to time."""
         if self.num_warmup_steps >= num_steps:
             raise UserError(f"params.yaml: train.{Problem(*self._too_long(num_steps))}")
 
@@ -128,34 +128,34 @@ class Gloo(Section):
 
 
 class Nccl(Section):
-    """World sizes to train with nccl, a GPU for each rank; may be empty."""
+    """World sizes to train with nccl, one GPU per rank; may be empty."""
 
     world_sizes: Distinct[Count]
 
 
 class Baseline(Section):
-    """Duration of each arm of the baseline stage."""
+    """Number of rounds and of steps per round for each arm of the baseline stage."""
 
     num_rounds: Annotated[int, Field(ge=5, le=MAX_COUNT)]
     steps_per_round: Count
 
 
 class Equivalence(Section):
-    """``atol``: absolute tolerance of parameters against the one-process run."""
+    """Absolute tolerance ``atol`` of parameters against the one-process run."""
 
     atol: PositiveFloat
 
 
 class Checkpoint(Section):
-    """``every_steps`` from one checkpoint to the next; the newest ``keep`` stay."""
+    """Checkpoint interval in steps, and number of newest checkpoints to ``keep``."""
 
     every_steps: Count
     keep: Count
 
 
 class Launch(Section):
-    """``timeout_s``: seconds that a rank may wait for another; ``max_restarts``: how
-    often training starts again after it lost a rank.
+    """Limits of the launcher: ``timeout_s`` is the longest wait for another rank in
+    seconds, ``max_restarts`` the number of restarts after losing a rank.
     """
 
     timeout_s: Annotated[int, Field(ge=1, le=MAX_TIMEOUT_S)]
@@ -163,7 +163,7 @@ class Launch(Section):
 
 
 class Params(Section):
-    """All of params.yaml; see :func:`load_params`."""
+    """All sections of params.yaml; see :func:`load_params`."""
 
     environment: Environment
     corpus: Corpus
@@ -184,11 +184,11 @@ class Params(Section):
         return self
 
     def with_train(self, **changes: Any) -> "Params":
-        """Return a copy with ``changes`` to ``train``, which are not validated."""
+        """Return a copy with unvalidated ``changes`` to ``train``."""
         return self.model_copy(update={"train": self.train.model_copy(update=changes)})
 
     def at(self, folder: Path) -> "Params":
-        """Return a copy for use elsewhere: paths begin with ``folder``."""
+        """Return a copy with the model paths resolved against ``folder``."""
         paths = {
             "file": str(folder / self.model.file),
             "deps": str(folder / self.model.deps),
@@ -208,11 +208,11 @@ class Params(Section):
             raise Problem("train.grad_accumulation_steps", steps, allowed)
 
     def all_world_sizes(self) -> list[int]:
-        """Return 1 and the world sizes of every backend, ascending."""
+        """Return 1 and the world sizes of all backends, ascending."""
         return sorted({1, *self.runs().values()})
 
     def runs(self) -> dict[str, int]:
-        """Return every training run that is asked for: name -> world size."""
+        """Return the world size of every configured training run, by name."""
         return {
             f"{backend}-{size}": size
             for backend, section in (("gloo", self.gloo), ("nccl", self.nccl))
@@ -221,16 +221,13 @@ class Params(Section):
 
 
 def load_params(path: Path) -> Params:
-    """Read and validate ``path``.
-
-    Raises UserError as :func:`minitrain.core.schema.load` does.
-    """
+    """Read and validate ``path``; raises UserError if it is missing or invalid."""
     require_root(path)
     return load(path, Params)
 
 
 def require_root(path: Path = Path("params.yaml")) -> None:
-    """Raise UserError where the project's parameters, ``path``, are not there."""
+    """Raise UserError if ``path`` does not exist in the current folder."""
     if not path.exists():
         where = path.absolute().parent
         raise UserError(f"{path}: not in {where}: run this in the project's root")

@@ -1,34 +1,34 @@
-"""Text from files, names and other hosts, made safe to print on a terminal.
+"""Escaping of untrusted text for a terminal.
 
 Control characters, bidirectional overrides and zero-width characters can move the
-cursor, hide text or reorder it: they are printed as ``\\x1b``, ``\\u202e``.
-JSON output does not need this: its strings are escaped.
+cursor and hide or reorder text: they are printed as ``\\x1b``, ``\\u202e``.
+Strings in JSON output are already escaped.
 """
 
 import sys
 from collections.abc import Iterable
 
-# more of one line is left out in its middle
+# characters; the middle of a longer line is omitted
 LONGEST_LINE = 2000
 
 
 def printable(line: str) -> str:
-    """Return one line that a terminal shows as it is, shortened if it is long."""
+    """Escape one line for a terminal and shorten it to :data:`LONGEST_LINE`."""
     return "".join(map(_escaped, shortened(line, LONGEST_LINE)))
 
 
 def as_lines(lines: Iterable[str]) -> str:
-    """Join ``lines``, each printable; a line break within one is escaped."""
+    """Escape and join ``lines``; a line break within a line is escaped, too."""
     return "\n".join(map(printable, lines))
 
 
 def note(line: str) -> None:
-    """Print one line on stderr, at once."""
+    """Print one line on stderr and flush."""
     print(printable(line), file=sys.stderr, flush=True)
 
 
 def shortened(text: str, longest: int) -> str:
-    """Return ``text``, without its middle if it is longer than ``longest``."""
+    """Return ``text``, with its middle replaced by "..." if longer than ``longest``."""
     if len(text) <= longest:
         return text
     left = (longest - len("...")) // 2

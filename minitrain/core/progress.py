@@ -1,4 +1,4 @@
-"""Progress of long work: a bar on a terminal, a line every few seconds elsewhere."""
+"""Progress reports: a bar on a terminal, a line every few seconds in a log."""
 
 import sys
 from collections.abc import Iterable, Iterator
@@ -12,13 +12,13 @@ SECONDS_BETWEEN_LINES = 5.0
 
 
 class _Lines(TextIOBase):
-    """Turns the frames of a bar into lines: no carriage returns in a log."""
+    """File that turns the frames of a progress bar into lines for a log."""
 
     last = ""
 
     def write(self, text: str) -> int:
         line = text.strip("\r\n ")
-        # a bar that is closed shows where it was once more
+        # closing a bar repeats its last frame
         done = line.rpartition(" [")[0]
         if done not in ("", self.last):
             self.last = done
@@ -34,17 +34,17 @@ def progress(
     show: bool = True,
     initial: int = 0,
 ) -> Iterator[T]:
-    """Iterate over ``items`` and, if ``show``, report on stderr how far it is.
+    """Iterate over ``items`` and, if ``show``, report progress on stderr.
 
-    ``total`` is the number of items, for those that have no length; ``initial`` of them
-    were done before.
+    ``total`` is the number of items if they have no length; ``initial`` of them were
+    done before.
     """
     lines: dict[str, Any] = {
         "file": _Lines(),
         "mininterval": SECONDS_BETWEEN_LINES,
-        # without it tqdm looks at the clock only every so many items
+        # tqdm would adapt this and check the clock too rarely
         "miniters": 1,
-        # no line for work that is over before it is worth one
+        # no output for short work
         "delay": SECONDS_BETWEEN_LINES,
         "bar_format": "{desc}: {n_fmt}/{total_fmt} [{elapsed}<{remaining}]",
     }

@@ -1,4 +1,4 @@
-"""Provenance: machine, time and code of a measurement, stored beside every result."""
+"""Provenance of a measurement: machine, time and code, stored with every result."""
 
 import hashlib
 import json
@@ -18,18 +18,18 @@ from ruamel.yaml import YAML
 from minitrain.core.code_lock import read_lock
 from minitrain.core.errors import UserError
 
-# what decides a result and is kept in git; DVC removes its outputs before a stage runs,
-# so that any other file may differ from the commit
+# tracked files that determine a result; other files may differ from the commit, since
+# DVC removes a stage's outputs before it runs
 CODE = ("*.py", "*params.yaml", "*dvc.yaml", "requirements.lock")
 
 
 def installed_torch() -> str:
-    """Version of the installed torch with its build, such as ``2.13.0+cpu``."""
+    """Return the installed torch version with its build, such as ``2.13.0+cpu``."""
     return version("torch")
 
 
 def require_torch(pinned: str) -> None:
-    """Raise UserError unless the installed torch release is ``pinned`` (any build)."""
+    """Raise UserError if the installed torch release is not ``pinned`` (any build)."""
     installed = installed_torch()
     if installed.split("+")[0] != pinned:
         raise UserError(
@@ -39,9 +39,8 @@ def require_torch(pinned: str) -> None:
 
 
 def machine(gpu: str | None = None) -> dict[str, Any]:
-    """Facts that a measurement depends on: equal for two that may be compared.
-
-    ``gpu`` is its name, None for work on the CPU; memory is in GiB (2^30 bytes).
+    """Return the facts about this machine that two measurements must share to be
+    compared. ``gpu`` is the GPU's name, or None; memory is in GiB (2^30 bytes).
     """
     pages = os.sysconf("SC_PHYS_PAGES")
     return {
@@ -56,16 +55,16 @@ def machine(gpu: str | None = None) -> dict[str, Any]:
 
 
 def usable_cores() -> int:
-    """Cores that this process may run on, which can be fewer than the machine has."""
+    """Return the number of cores in this process's CPU affinity mask."""
     return len(os.sched_getaffinity(0))
 
 
 def provenance(script: Path, gpu: str | None = None) -> dict[str, Any]:
-    """Machine, time (UTC) and code of a measurement that ``script`` is making.
+    """Return machine, time (UTC) and code of a measurement made by ``script``.
 
-    ``git_commit`` is None outside a git repository, and ends in ``-dirty`` where code
-    differs from it. ``code`` of a study is its ``code.lock``, for the pipeline
-    ``code_sha256`` is that of :func:`code_sha256`.
+    ``git_commit`` is None outside a git repository and ends in ``-dirty`` if code
+    differs from the commit. The code of a study is ``code``, its ``code.lock``; the
+    code of a pipeline stage is ``code_sha256``.
     """
     lock = read_lock(script.resolve().parent / "code.lock")
     return {
@@ -77,10 +76,10 @@ def provenance(script: Path, gpu: str | None = None) -> dict[str, Any]:
 
 
 def code_sha256(script: Path) -> str | None:
-    """One hash for all code that the DVC stage of ``script`` depends on.
+    """Return one hash of all code that the DVC stage of ``script`` depends on.
 
-    SHA-256 of a line ``md5  path`` for each, sorted by path, which is seen from the
-    project's root; all of it stands in dvc.lock. None where no stage runs ``script``.
+    SHA-256 of lines ``md5  path``, sorted by path relative to the project root, with
+    the MD5s of dvc.lock. None if no stage runs ``script``.
     """
     script = script.resolve()
     root = _project(script)
@@ -97,8 +96,8 @@ def code_sha256(script: Path) -> str | None:
 
 
 def bits_depend_on(threads: int) -> dict[str, Any]:
-    """Facts that the bits of a run with ``threads`` per process depend on, but for its
-    code: the same at any time on equal machines.
+    """Return the facts about machine and build that determine the bits of a run, given
+    its code and ``threads`` per process.
     """
     return {
         "cpu": _cpu_name(),
@@ -108,19 +107,16 @@ def bits_depend_on(threads: int) -> dict[str, Any]:
 
 
 def require_same_build(named: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raise UserError unless all of ``named`` (by file), :func:`bits_depend_on` of
-    runs, are the same.
-    """
+    """Raise UserError if the :func:`bits_depend_on` of runs (by file name) differ."""
     _require_same(named, "bits of different machines are not compared; make both here")
 
 
 def require_one_machine(measurements: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raise UserError if measurements (by name) come from several machines.
-
-    DVC's run cache can restore old timings; this is where that would show.
+    """Raise UserError if measurements (by name) come from several machines, as when
+    DVC's run cache restored old timings.
     """
     machines = {name: one["machine"] for name, one in measurements.items()}
-    _require_same(machines, "measured on another machine; measure again")
+    _require_same(machines, "measured on another machine; repeat it")
 
 
 def _require_same(named: Mapping[str, Mapping[str, Any]], why: str) -> None:
@@ -135,7 +131,7 @@ def _require_same(named: Mapping[str, Mapping[str, Any]], why: str) -> None:
 
 
 def measured_where(origin: Mapping[str, Any]) -> str:
-    """A sentence made of :func:`provenance`: when, and on what machine."""
+    """Describe a :func:`provenance` in one sentence: date, machine and torch."""
     machine = origin["machine"]
     device = machine["gpu"] or f"{machine['cpu']}, {machine['cores']} cores"
     return (
@@ -144,8 +140,8 @@ def measured_where(origin: Mapping[str, Any]) -> str:
 
 
 def peak_memory_mb() -> float:
-    """Largest resident memory of this process so far, in MB (10^6 bytes)."""
-    # ru_maxrss counts what the parent used before this process was started, too
+    """Return the peak resident memory of this process, in MB (10^6 bytes)."""
+    # ru_maxrss includes the peak of the parent before exec
     peak = _of_proc("self/status", "VmHWM")
     rusage = resource.getrusage(resource.RUSAGE_SELF)
     return (int(peak.split()[0]) if peak else rusage.ru_maxrss) * 1024 / 1e6
@@ -158,7 +154,7 @@ def _cpu_name() -> str:
 
 
 def _of_proc(file: str, key: str) -> str:
-    # a container may hide /proc, and not every kernel has every key
+    # /proc may be hidden in a container, and keys depend on the kernel
     path = Path("/proc", file)
     lines = path.read_text().splitlines() if path.exists() else []
     values = [line.partition(":")[2] for line in lines if line.startswith(key)]
@@ -166,12 +162,12 @@ def _of_proc(file: str, key: str) -> str:
 
 
 def _project(script: Path) -> Path | None:
-    # studies are a project of DVC inside it
+    # the outermost: studies are a DVC project inside it
     return next((p for p in reversed(script.parents) if (p / ".dvc").is_dir()), None)
 
 
 def _git_commit(script: Path) -> str | None:
-    """The commit, with ``-dirty`` where code differs from it or is not in it."""
+    """Return the commit, with ``-dirty`` if code is modified or untracked."""
     folder = _project(script.resolve()) or script.resolve().parent
     commit = _git(folder, "rev-parse", "HEAD")
     changed = _git(folder, "status", "--porcelain", "--", *CODE)
@@ -188,7 +184,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 
 def _deps(script: Path, folder: Path) -> list[str]:
-    # dependencies of the stage that runs the script, by the dvc.yaml in the folder
+    # dependencies of the stage in folder/dvc.yaml that runs the script
     yaml = YAML(typ="safe")
     params = folder / "params.yaml"
     sections = yaml.load(params.read_text("utf-8")) if params.is_file() else {}
@@ -198,7 +194,7 @@ def _deps(script: Path, folder: Path) -> list[str]:
     stages = yaml.load((folder / "dvc.yaml").read_text("utf-8"))["stages"]
     for stage in stages.values():
         if names & {*stage["cmd"].split()}:
-            # ${section.key} is what params.yaml says
+            # resolve ${section.key} from params.yaml
             return [
                 re.sub(r"\$\{([\w.]+)\}", lambda m: str(values.get(m[1], m[0])), dep)
                 for dep in stage["deps"]
@@ -207,14 +203,14 @@ def _deps(script: Path, folder: Path) -> list[str]:
 
 
 def _md5_of_code(path: Path) -> str | None:
-    """The MD5 in dvc.lock of a Python file, or of a folder with one; else None."""
+    """Return the MD5 in dvc.lock of a Python file or a folder of them, else None."""
     if path.suffix == ".py":
         return _md5(path.read_bytes())
     files = [p for p in path.rglob("*") if p.is_file()]
     inside = {p.relative_to(path).as_posix(): p for p in files}
     if not any(name.endswith(".py") for name in inside):
         return None
-    # as DVC lists a folder, without what .dvcignore names
+    # the same JSON as DVC's for a folder, without the files in .dvcignore
     listed = [
         {"md5": _md5(inside[name].read_bytes()), "relpath": name}
         for name in sorted(inside)

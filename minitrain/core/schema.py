@@ -1,7 +1,7 @@
-"""YAML files as frozen, validated objects.
+"""Frozen, validated objects from YAML files.
 
-Unknown keys are refused. Mistakes raise :class:`~minitrain.core.errors.UserError`
-with a line for each, which names the file, the key, the value and what is allowed.
+Unknown keys are errors. Mistakes raise :class:`~minitrain.core.errors.UserError` with
+one line for each, naming the file, the key, the value and the allowed values.
 """
 
 import re
@@ -20,23 +20,23 @@ from minitrain.core.errors import Mistakes, UserError, did_you_mean
 from minitrain.core.printable import shortened
 from minitrain.core.regular import MOST_OF_INDEX, require_regular
 
-# what the C types take that torch and gloo put numbers in
+# limits of the C types in torch and gloo
 MAX_COUNT, MAX_FLOAT = 2**31 - 1, 1e9
 LONGEST_VALUE = 60
-# lines of one error; a short file can hold millions of mistakes
+# maximum number of lines in one error
 MOST_MISTAKES = 20
-# text, by what is wanted, that is right without its quotes; no key allows less than 0
+# quoted values that are valid without quotes, by the expected type; no key is negative
 UNQUOTED = {
     "int_type": re.compile(r"\d+"),
     "float_type": re.compile(r"\d*\.?\d+(e[-+]?\d+)?", re.IGNORECASE),
     "bool_type": re.compile("true|false", re.IGNORECASE),
 }
-# of pydantic's errors, where its own words are those of Python
+# replaces pydantic's messages that name Python types
 WANTED = {
     "int_type": "an integer",
     "float_type": "a number",
     "bool_type": "true or false",
-    "string_type": "text, in quotes where it looks like a number",
+    "string_type": "text, in quotes if it looks like a number",
     "list_type": "a list, such as [1, 2]",
     "model_type": "a section, which holds keys",
 }
@@ -55,13 +55,13 @@ def _each_once(values: list[V]) -> list[V]:
     return values
 
 
-# use: Distinct[Count]; Some is the same, of at least one value
+# Distinct[Count] is a list without duplicates; Some[Count] a non-empty one
 Distinct = Annotated[list[V], AfterValidator(_each_once)]
 Some = Annotated[Distinct[V], Field(min_length=1)]
 
 
 class Section(BaseModel):
-    """A mapping of keys: frozen, no unknown keys, no silent conversions."""
+    """Mapping of keys: frozen, no unknown keys, no implicit type conversion."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, protected_namespaces=()
@@ -72,12 +72,12 @@ S = TypeVar("S", bound=Section)
 
 
 class Problem(UserError, ValueError):
-    """A UserError that pydantic carries as a validation error of a section.
+    """UserError that pydantic collects as a validation error of a section.
 
-    ``key`` is seen from the section that raises it; :func:`load` adds what is above.
+    ``key`` is relative to the section that raises it; :func:`load` adds the prefix.
     """
 
-    # nothing but what it is made from, so that it can travel from a rank
+    # args only, so that it can be pickled in a rank
     def __init__(self, key: str, value: object, allowed: str) -> None:
         super().__init__(key, value, allowed)
 
@@ -89,8 +89,8 @@ class Problem(UserError, ValueError):
 def load(path: Path, schema: type[S]) -> S:
     """Read and validate ``path``, a YAML file of sections.
 
-    Raises UserError (a line for each mistake: file, key, value, what is allowed) when
-    the file is missing, is not YAML, or does not fit the schema.
+    Raises UserError (one line per mistake) if the file is missing, is not YAML, or does
+    not match ``schema``.
     """
     try:
         text = require_regular(path, MOST_OF_INDEX).read_text(encoding="utf-8")
@@ -98,7 +98,7 @@ def load(path: Path, schema: type[S]) -> S:
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except (YAMLError, ValueError, LookupError, RecursionError) as error:
-        # not UTF-8, not YAML, or from a constructor: a date in month 13, !!bool maybe
+        # not UTF-8, not YAML, or an invalid scalar: a date in month 13, !!bool maybe
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""
         why = " ".join(str(getattr(error, "problem", None) or error).split())
@@ -109,13 +109,13 @@ def load(path: Path, schema: type[S]) -> S:
 
 
 def validated(values: dict[str, Any], schema: type[S], start: str = "") -> S:
-    """Return ``values`` as an object of ``schema``; where they do not fit it, raise a
-    UserError with a line for each mistake, which begins with ``start``.
+    """Return ``values`` as an object of ``schema``, or raise a UserError with one line
+    per mistake, each prefixed with ``start``.
     """
     try:
         return schema.model_validate(values)
     except ValidationError as error:
-        # an unknown key is usually the cause of the missing one beside it
+        # unknown keys first: a misspelt key is also reported as missing
         details = sorted(error.errors(), key=lambda d: d["type"] != "extra_forbidden")
         lines = [f"{start}{_one_error(schema, d)}" for d in details[:MOST_MISTAKES]]
         if more := len(details) - len(lines):
@@ -125,7 +125,7 @@ def validated(values: dict[str, Any], schema: type[S], start: str = "") -> S:
 
 def _one_error(schema: type[Section], detail: ErrorDetails) -> str:
     kind, value, parts = detail["type"], detail["input"], [*detail["loc"]]
-    # pydantic marks what is wrong with a key, and not with its value
+    # pydantic appends this for an error in the key itself
     if parts[-1:] == ["[key]"] and kind != "extra_forbidden":
         parts.pop()
     places = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts]
@@ -146,7 +146,7 @@ def _one_error(schema: type[Section], detail: ErrorDetails) -> str:
 
 
 def _written(kind: str, value: object, field: object) -> str:
-    # the end of a line: how to write what the text stands for
+    # hint on how to write the value without quotes
     if not isinstance(value, str):
         return ""
     if value.lower() == "none" and NoneType in get_args(field):
@@ -163,7 +163,7 @@ def _meant(detail: ErrorDetails) -> str:
 
 
 def _field(schema: type[Section], parts: Sequence[int | str]) -> Any:
-    # the type of a section or key; None of what lies in a key, as in a list
+    # the annotation of a section or key; None below a key, as for a list item
     field: Any = schema
     for part in parts:
         fields = getattr(field, "model_fields", {})
@@ -178,7 +178,7 @@ def _suggestion(schema: type[Section], parts: list[str]) -> str:
 
 
 def _shown(value: object) -> str:
-    # as YAML spells it; aliases make a short file mean a list of billions
+    # YAML spelling; shortened, since aliases can expand to billions of items
     if isinstance(value, list):
         few = ["[...]" if isinstance(v, list) else _shown(v) for v in value[:60]]
         return shortened(f"[{', '.join(few)}]", LONGEST_VALUE)

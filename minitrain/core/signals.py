@@ -1,7 +1,7 @@
-"""End of a stage or a rank: with its parent, or by a signal, after it cleaned up.
+"""Termination of stages and ranks: cleanup on a signal, exit with the parent.
 
-Writes are atomic and runs resume to the bit, so kill -9 is safe at any moment. What is
-ensured here is that no process outlives the one that waits for it.
+Since writes are atomic and resume is bit-exact, kill -9 is always safe. This module
+ensures that no process outlives its parent.
 """
 
 import ctypes
@@ -13,19 +13,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-# in the environment of a rank: the process that started it, which reports its failures
+# environment variable of a rank: pid of the launcher, which reports its failures
 LAUNCHER_PID = "MINITRAIN_LAUNCHER_PID"
-# set by stages/python: process ids of the stage and of its parent
+# environment variable set by stages/python: pids of the stage and of its parent
 STAGE = "MINITRAIN_STAGE"
 STOPS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
-# to clean up after a signal
+# seconds for cleanup after a signal
 GRACE_S = 10
 EXIT_ORPHAN = 2
 PR_SET_PDEATHSIG = 1
 
 
 class Stopped(KeyboardInterrupt):
-    """This process received the signal ``number``: clean up and exit."""
+    """Raised when this process receives signal ``number``; clean up and exit."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -33,36 +33,36 @@ class Stopped(KeyboardInterrupt):
 
 
 def stopped_by(number: int) -> tuple[str, int]:
-    """Return line and exit code of a stage that a signal ended."""
+    """Return the line and exit code of a stage terminated by signal ``number``."""
     by = signal.Signals(number).name
     line = "interrupted" if number == signal.SIGINT else f"stopped by {by}"
     return line, 128 + number
 
 
 def say(line: str, code: int) -> int:
-    """Print a line of error, if the terminal is still there -> its ``code``."""
+    """Print an error line, ignoring a closed terminal, and return ``code``."""
     with suppress(OSError):
         print(f"error: {line}", file=sys.stderr, flush=True)
     return code
 
 
 def end_with_launcher() -> None:
-    """Have the kernel kill this rank when its launcher ends, even a rank that is
-    stopped or holds the GIL for ever.
+    """Have the kernel kill this rank when its launcher exits, even if the rank is
+    stopped or never releases the GIL.
     """
-    # the launcher may have ended while this process started
+    # the launcher may have exited while this process started
     _end_with(int(os.environ.get(LAUNCHER_PID, os.getppid())), signal.SIGKILL)
 
 
 def begin_stage() -> None:
-    """Have the kernel send SIGTERM to this stage when DVC ends, and exit at a signal
-    with one line while it imports.
+    """Have the kernel send SIGTERM to this stage when DVC exits, and until
+    :func:`stoppable` takes over, exit on a signal with one line.
     """
     for number in STOPS:
-        # what the caller ignores stays ignored: nohup, and & in a script
+        # signals that the caller ignores stay ignored: nohup, or & in a script
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, lambda n, _: os._exit(say(*stopped_by(n))))
-    # only DVC is known to wait: from a shell, a stage may outlive it
+    # a stage started from a shell may outlive it
     if "DVC_STAGE" in os.environ:
         _end_with(int(os.environ[STAGE].split()[1]), signal.SIGTERM)
 
@@ -75,11 +75,11 @@ def _end_with(parent: int, number: int) -> None:
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Have a signal raise :class:`Stopped` in a stage, once; the process
-    exits after GRACE_S if it has not cleaned up by then.
+    """Raise :class:`Stopped` in a stage on the first signal; the process is killed if
+    cleanup takes longer than GRACE_S.
 
-    Not in a rank, which exits at once since others wait for it, and not if the caller
-    ignores the signal, as ``nohup`` does.
+    Has no effect in a rank, which exits immediately since others wait for it, and for
+    signals that the caller ignores, as with ``nohup``.
     """
     is_rank = os.environ.get(LAUNCHER_PID) == str(os.getppid())
     if is_rank or threading.current_thread() is not threading.main_thread():
@@ -90,9 +90,9 @@ def stoppable() -> Iterator[None]:
 
     def stop(number: int, frame: FrameType | None) -> None:
         stops.append(number)
-        # the second of two must not end the clean-up
+        # a second signal must not interrupt cleanup
         if len(stops) == 1:
-            # its default action ends a process that holds the GIL, too
+            # the default action of SIGALRM also kills a process that holds the GIL
             signal.alarm(GRACE_S)
             raise Stopped(number)
 
@@ -103,7 +103,7 @@ def stoppable() -> Iterator[None]:
     try:
         yield
     finally:
-        # a process that was told to end ignores what follows
+        # after the first signal the handlers stay, and ignore further ones
         if stops:
             signal.alarm(0)
         else:

@@ -1,4 +1,4 @@
-"""From text to the batches of a rank."""
+"""Data pipeline: text, tokens, shards, global order and batches per rank."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,7 @@ __all__ = ["make_shard"]
 
 
 def __getattr__(name: str) -> Any:
-    # it imports NumPy
+    # lazy, since it imports NumPy
     if name == "make_shard":
         return import_module("minitrain.data.shards").make_shard
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

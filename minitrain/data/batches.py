@@ -1,4 +1,4 @@
-"""Batches as a rank trains on them: padded tensors and their weight in the loss."""
+"""Micro-batches of a rank: padded tensors and their weight in the loss."""
 
 import hashlib
 from collections.abc import Sequence
@@ -15,16 +15,17 @@ from minitrain.core.files import read_json
 from minitrain.data.order import GlobalOrder, SampleIds, rank_part
 from minitrain.data.shards import Tokens, open_shard, open_targets
 
-# what torch.nn.functional.cross_entropy ignores by default
+# the default ignore_index of torch.nn.functional.cross_entropy
 IGNORE_INDEX = -100
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """The part of a batch for one forward and backward pass: ``inputs``, with
-    ``num_targets`` of the ``global_targets`` real targets of the global batch.
-    ``digests`` are the SHA-256 of the samples, as numbers; ``step`` counts from 0 over
-    all epochs; ``shard`` is that of the samples.
+    """Input of one forward and backward pass.
+
+    ``inputs`` hold ``num_targets`` of the ``global_targets`` real targets of the global
+    batch. ``digests`` are the SHA-256 of each sample as an integer, ``step`` counts
+    from 0 over all epochs, and ``shard`` is the shard that holds the samples.
     """
 
     step: int
@@ -36,15 +37,15 @@ class MicroBatch:
 
 
 def causal_lm_loss(model: nn.Module, inputs: Any) -> Tensor:
-    """Mean loss over the real targets of ``inputs``: the output's 0-dim ``loss``."""
+    """Return the 0-dim ``loss`` of the output: the mean over the real targets."""
     loss: Tensor = model(**inputs).loss
     return loss
 
 
 @dataclass(frozen=True)
 class ShardFiles:
-    """Batches from the files that the shard stage wrote for ``num_files`` ranks, a
-    divisor of the number of shards.
+    """Source of batches: the files that the shard stage wrote for ``num_files`` ranks.
+    The number of shards must be a multiple of ``num_files``.
     """
 
     folder: Path
@@ -60,33 +61,34 @@ class ShardFiles:
         num_micro_batches: int = 1,
         device: torch.device | None = None,
     ) -> "RankBatches":
-        """Return the batches of those ``shards`` of ``num_shards``, each cut into
+        """Open the batches of ``shards`` out of ``num_shards``, each split into
         ``num_micro_batches``, on ``device`` (default: CPU).
         """
         return RankBatches(self, shards, num_shards, num_micro_batches, device)
 
     def smaller(self) -> int | None:
-        """The first step whose global batch is smaller than that of step 0: the last
-        of the first epoch, if any.
+        """Return the first step with a smaller global batch than step 0: the last step
+        of the first epoch, or None if all batches have the same size.
         """
         count, size = len(open_targets(self.folder)), self.global_batch_size
         return count // size if count > size and count % size else None
 
     def digest(self) -> int:
-        """A hash of the data, the same for every number of ranks."""
+        """Return a hash of the data that does not depend on the number of ranks."""
         index = read_json(self.folder / "index.json", "samples_sha256")
         return int(index["samples_sha256"][:16], 16)
 
 
 class RankBatches:
-    """The batches of those ``shards`` of ``num_shards`` that one process computes in
-    turn.
+    """Batches of the ``shards`` (out of ``num_shards``) that one process computes.
 
-    ``inputs`` are ``input_ids`` and ``labels``, int64 of shape (B, block_size); padding
-    is -100 in the labels. A sample's digest is that of its corpus position and tokens.
-    A micro-batch without a sample gets one of the shard's with a ``num_targets`` of 0,
-    so that it still takes part in the synchronization. Raises UserError for fewer
-    samples than shards.
+    ``inputs`` are ``input_ids`` and ``labels``, int64 of shape (B, block_size), with
+    padding as -100 in the labels. A sample's digest covers its corpus position and its
+    tokens. An empty micro-batch gets a filler sample with a ``num_targets`` of 0, so
+    that the rank still takes part in the synchronization.
+
+    Raises:
+        UserError: there are fewer samples than shards.
     """
 
     def __init__(
@@ -112,8 +114,8 @@ class RankBatches:
         self.order = GlobalOrder(len(self.targets), batch_size, data.seed)
 
     def micro_batches(self, step: int) -> list[MicroBatch]:
-        """Return what this rank computes at ``step`` (from 0 over all epochs), shard by
-        shard: the same whenever it is asked for.
+        """Return the micro-batches of this rank at ``step`` (from 0 over all epochs),
+        shard by shard; deterministic.
         """
         epoch, step_of_epoch = divmod(step, len(self.order))
         if epoch != self.order.epoch:

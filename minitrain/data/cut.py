@@ -1,4 +1,4 @@
-"""Global batches in memory, cut for the ranks along their first dimension."""
+"""Global batches in memory, split among ranks along the first dimension."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,9 +13,11 @@ from minitrain.data.batches import IGNORE_INDEX, MicroBatch, RankBatches, ShardF
 
 @dataclass(frozen=True)
 class InMemory:
-    """Global batches in memory, one a step, taken again from the first when they end:
-    tensors, or lists, tuples and mappings of tensors. ``loss(model, inputs)`` is the
-    mean over the targets of a batch or micro-batch, ``count(inputs)`` their number.
+    """Source of global batches in memory, one per step, in a cycle.
+
+    A batch is a tensor, or a nested list, tuple or mapping of tensors.
+    ``loss(model, inputs)`` returns the mean loss over the targets of a batch or
+    micro-batch, ``count(inputs)`` the number of its targets.
     """
 
     batches: Sequence[Any]
@@ -29,24 +31,24 @@ class InMemory:
         num_micro_batches: int = 1,
         device: torch.device | None = None,
     ) -> "CutBatches":
-        """See :meth:`ShardFiles.open`; tensors stay where they are."""
+        """See :meth:`ShardFiles.open`; tensors stay on their device."""
         return CutBatches(self, shards, num_shards, num_micro_batches)
 
     def smaller(self) -> int | None:
-        """The first batch with fewer samples than the first one, if any."""
+        """Return the index of the first batch smaller than batch 0, or None."""
         sizes = [len(tensors_of(batch)[0]) for batch in self.batches]
         return next((i for i, size in enumerate(sizes) if size < sizes[0]), None)
 
     def digest(self) -> int:
-        """The start of the SHA-256 of the first sample, as a number."""
+        """Return the first 64 bits of the SHA-256 of the first sample."""
         first = [tensor[0] for tensor in tensors_of(self.batches[0])]
         return content_digest(first) >> 192
 
 
 @dataclass
 class CutBatches:
-    """The batches of ``shards``: shard s has every ``num_shards``-th sample of a global
-    batch, from the s-th on.
+    """Batches of ``shards``: shard s holds every ``num_shards``-th sample of a global
+    batch, starting at sample s.
     """
 
     data: InMemory
@@ -73,21 +75,19 @@ class CutBatches:
         ]
 
     def loss(self, model: nn.Module, inputs: Any) -> Tensor:
-        """Mean loss over the targets of ``inputs``: 0-dim, with a graph."""
+        """Return the mean loss over the targets of ``inputs``: 0-dim, with a graph."""
         return self.data.loss(model, inputs)
 
 
-# a source of batches, which is sent to the ranks, and what one of them trains on
+# Data is a source that is sent to all ranks, Batches what one rank opens
 Data = ShardFiles | InMemory
 Batches = RankBatches | CutBatches
 
 
 def cut(batch: Any, index: int, count: int) -> Any:
-    """Return every ``count``-th sample of all tensors in ``batch``, from ``index`` on,
-    in the same structure.
-    """
+    """Slice all tensors in ``batch`` with ``[index::count]``, keeping its structure."""
     if isinstance(batch, Tensor):
-        # a model may want to view it
+        # a model may call view() on it
         return batch[index::count].contiguous()
     if isinstance(batch, Mapping):
         return {key: cut(value, index, count) for key, value in batch.items()}
@@ -99,7 +99,7 @@ def cut(batch: Any, index: int, count: int) -> Any:
 
 
 def tensors_of(batch: Any) -> list[Tensor]:
-    """All tensors in ``batch``, in the order of its lists, tuples and mappings."""
+    """Return all tensors in ``batch``, flattened in order."""
     if isinstance(batch, Tensor):
         return [batch]
     if isinstance(batch, Mapping):
@@ -110,8 +110,8 @@ def tensors_of(batch: Any) -> list[Tensor]:
 
 
 def count_targets(batch: Any) -> int:
-    """Count the targets of ``batch``: labels that are not -100, but for the first of
-    each row of ``labels`` (B, T). Without labels, the number of samples.
+    """Count the targets of ``batch``: the labels (B, T) other than -100, without the
+    first of each row; the number of samples if there are no labels.
     """
     if isinstance(batch, Mapping) and "labels" in batch:
         labels: Tensor = batch["labels"]
@@ -121,15 +121,15 @@ def count_targets(batch: Any) -> int:
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
-    """All bytes of a tensor, row after row, without a copy where they lie so."""
+    """Return the bytes of a tensor in row-major order, without a copy if contiguous."""
     whole = tensor.detach().cpu().contiguous()
-    # one element counts as contiguous whatever its stride, and cannot be viewed then
+    # a single element is contiguous with any stride, but view() needs a stride of 1
     flat = whole.as_strided((whole.numel(),), (1,))
     return flat.view(torch.uint8).numpy().data
 
 
 def content_digest(sample: Iterable[Tensor]) -> int:
-    """SHA-256 of the bytes of a sample's tensors, as a number."""
+    """Return the SHA-256 of the bytes of a sample's tensors, as an integer."""
     digest = hashlib.sha256()
     for tensor in sample:
         digest.update(bytes_of(tensor))

@@ -1,10 +1,9 @@
-"""The order in which samples are trained on: the same for every world size.
+"""Global sample order, independent of the world size.
 
-Sample i lies in column ``i % global_batch_size``; an epoch shuffles each column by
-itself, and step s takes the s-th sample of every column. A world size W that divides
-the batch cuts it by ``i % W``, as the shards on disk are cut. Nothing is padded or
-repeated: where the columns are not all of one length, the last batch of an epoch is
-smaller.
+Sample i belongs to column ``i % global_batch_size``. Each epoch shuffles every column
+separately, and step s takes the s-th sample of every column. A world size W that
+divides the batch splits it by ``i % W``, like the shards on disk. No sample is padded
+or repeated: if the columns differ in length, the last batch of an epoch is smaller.
 """
 
 import numpy as np
@@ -14,7 +13,7 @@ SampleIds = npt.NDArray[np.int64]
 
 
 class GlobalOrder:
-    """Global batches of sample ids; ``seed`` and the epoch decide their order."""
+    """Global batches of sample ids, shuffled by ``seed`` and epoch."""
 
     def __init__(self, num_samples: int, global_batch_size: int, seed: int) -> None:
         self.num_samples = num_samples
@@ -23,11 +22,11 @@ class GlobalOrder:
         self.set_epoch(0)
 
     def __len__(self) -> int:
-        """Steps in an epoch."""
+        """Return the number of steps in an epoch."""
         return steps_per_epoch(self.num_samples, self.global_batch_size)
 
     def set_epoch(self, epoch: int) -> None:
-        """Shuffle for ``epoch``; the same epoch always gives the same order."""
+        """Shuffle for ``epoch``; deterministic for each epoch."""
         self.epoch = epoch
         rng = np.random.default_rng([self.seed, epoch])
         width = min(self.global_batch_size, self.num_samples)
@@ -39,18 +38,16 @@ class GlobalOrder:
         ]
 
     def batch(self, step: int) -> SampleIds:
-        """Return the sample ids of the global batch at ``step`` of the epoch: int64
-        (B,).
-        """
+        """Return the sample ids of the batch at ``step`` of the epoch, int64 (B,)."""
         ids = [column[step] for column in self._columns if step < len(column)]
         return np.array(ids, np.int64)
 
 
 def steps_per_epoch(num_samples: int, global_batch_size: int) -> int:
-    """Steps in which every sample is computed once; the last may have fewer."""
+    """Return the number of steps in which every sample is used exactly once."""
     return -(-num_samples // global_batch_size)
 
 
 def rank_part(batch: SampleIds, rank: int, world_size: int) -> SampleIds:
-    """The ids in a global batch whose samples lie in the shard of ``rank``."""
+    """Return the ids in a global batch that belong to the shard of ``rank``."""
     return batch[batch % world_size == rank]

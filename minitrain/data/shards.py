@@ -1,8 +1,8 @@
-"""Shards: which samples a rank reads, and how they lie on disk.
+"""Shards: assignment of samples to ranks, and their format on disk.
 
-Sample i belongs to rank ``i % world_size``. A shard is a pair of .npy files that are
-memory-mapped, so that a training process does not grow with the corpus. Dealing holds
-all tokens in memory, one byte each.
+Sample i belongs to rank ``i % world_size``. A shard is a pair of memory-mapped .npy
+files, so the memory of a training process does not grow with the corpus. Writing shards
+holds all tokens in memory, one byte each.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ SliceableT = TypeVar("SliceableT", bound=Any)
 
 @dataclass(frozen=True)
 class Samples:
-    """Token sequences laid end to end: sample i is ``tokens[offsets[i]:offsets[i+1]]``.
+    """Concatenated token sequences: sample i is ``tokens[offsets[i]:offsets[i+1]]``.
 
     ``tokens`` is uint8 of shape (total,), ``offsets`` int64 of shape (samples + 1,).
     """
@@ -47,11 +47,11 @@ class Samples:
         return self.tokens[self.offsets[index] : self.offsets[index + 1]]
 
     def lengths(self) -> Int64s:
-        """Tokens in each sample, shape (samples,)."""
+        """Return the number of tokens in each sample, shape (samples,)."""
         return np.diff(self.offsets)
 
     def sha256(self) -> str:
-        """SHA-256 over lengths and tokens: equal exactly for equal samples in order."""
+        """Return the SHA-256 of lengths and tokens."""
         return _sha256_of(self.lengths(), [self.tokens])
 
 
@@ -64,7 +64,9 @@ def _sha256_of(lengths: Int64s, tokens: Iterable[Tokens]) -> str:
 
 def make_shard(rank: int, world_size: int, samples: SliceableT) -> SliceableT:
     """Return the samples i of a sequence with ``i % world_size == rank``, in order.
-    Raises UserError for an unknown rank or fewer samples than ranks.
+
+    Raises:
+        UserError: ``rank`` is out of range, or there are fewer samples than ranks.
     """
     if not 0 <= rank < world_size:
         raise UserError(f"rank = {rank}: must be from 0 to {world_size - 1}")
@@ -79,8 +81,8 @@ def make_shard(rank: int, world_size: int, samples: SliceableT) -> SliceableT:
 def tokenize_corpus(
     texts: Iterable[str], block_size: int, policy: LongSamples
 ) -> tuple[Samples, int]:
-    """Return the tokens of ``texts``, and how many texts were longer than the block:
-    see :func:`~minitrain.data.text.fit_to_block`.
+    """Return the tokens of ``texts`` and the number of texts longer than the block,
+    which :func:`~minitrain.data.text.fit_to_block` splits or cuts.
     """
     tokens, offsets, num_long = bytearray(), [0], 0
     for text in texts:
@@ -93,12 +95,13 @@ def tokenize_corpus(
 
 
 def write_shards(folder: Path, samples: Samples, world_size: int) -> None:
-    """Write what each of ``world_size`` ranks reads into ``folder``, and index.json:
-    counts, first texts, SHA-256s, and the hash of the samples dealt back from the
-    shards on disk.
+    """Write the shards of ``world_size`` ranks into ``folder``, and index.json: counts,
+    first texts, SHA-256s, and the hash of the samples reassembled from the shards.
 
-    Raises EvidenceError when that differs from ``samples``: the proof of full coverage
-    without overlap. Raises UserError for more ranks than samples.
+    Raises:
+        EvidenceError: the reassembled samples differ from ``samples``; their equality
+            proves full coverage without overlap.
+        UserError: there are fewer samples than ranks.
     """
     folder.mkdir(parents=True)
     ranks = [
@@ -142,8 +145,8 @@ def _save(path: Path, array: npt.NDArray[Any]) -> None:
 
 
 def deal_back(shards: list[Samples]) -> str:
-    """SHA-256 of the samples that ``shards`` hold, taken from the ranks in turn: equal
-    to :meth:`Samples.sha256` of the corpus exactly if each is there once, in order.
+    """Return the SHA-256 of the samples reassembled from ``shards``, which equals
+    :meth:`Samples.sha256` of the corpus only if the shards hold each sample once.
     """
     total, world_size = sum(map(len, shards)), len(shards)
     lengths = np.empty(total, np.int64)
@@ -157,15 +160,17 @@ def deal_back(shards: list[Samples]) -> str:
 
 
 def open_shard(folder: Path, rank: int) -> Samples:
-    """Memory-map what ``rank`` reads from a folder that :func:`write_shards` wrote.
-    Raises FileNotFoundError where the folder has no files of that rank, and UserError
-    where they are not as they were written.
+    """Memory-map the shard of ``rank`` in a folder written by :func:`write_shards`.
+
+    Raises:
+        FileNotFoundError: the folder has no files of that rank.
+        UserError: a file is damaged: its SHA-256 is not the one in index.json.
     """
     index = read_json(folder / "index.json", "ranks")
     for path in _shard_paths(folder, rank):
         with reading(path):
             if sha256_file(path) != index["ranks"][rank]["sha256"][path.name]:
-                raise ValueError("not the SHA-256 that stands in index.json")
+                raise ValueError("SHA-256 differs from index.json")
     return _map_shard(folder, rank)
 
 
@@ -179,19 +184,19 @@ def _open_array(path: Path) -> Any:
 
 
 def open_targets(folder: Path) -> npt.NDArray[np.uint32]:
-    """Memory-map the number of real targets of every sample: uint32 (samples,)."""
+    """Memory-map the number of real targets of every sample, uint32 (samples,)."""
     targets: npt.NDArray[np.uint32] = _open_array(folder / "targets.npy")
     return targets
 
 
 def first_texts(folder: Path) -> list[str]:
-    """The first text of each rank's shard, by rank."""
+    """Return the first text of each rank's shard, by rank."""
     index = read_json(folder / "index.json", "ranks")
     return [rank["first_text"] for rank in index["ranks"]]
 
 
 def decode(tokens: Tokens) -> str:
-    """The text of a sample, without its boundary marks."""
+    """Decode the text of a sample, without its boundary tokens."""
     return tokens.tobytes().strip(b"\xff").decode("utf-8", errors="replace")
 
 

@@ -1,7 +1,7 @@
-"""Samples as text: reading one's own corpus, turning text into tokens.
+"""Reading of your own corpus, and byte-level tokenization.
 
-Tokens are the UTF-8 bytes themselves, so any language works and there is no
-vocabulary to train. Byte 0xFF never occurs in UTF-8; it marks both ends of a sample.
+Tokens are UTF-8 bytes, so any language works without training a vocabulary. Byte 0xFF,
+which never occurs in UTF-8, marks both ends of a sample.
 """
 
 import json
@@ -22,9 +22,9 @@ LongSamples = Literal["split", "cut"]
 def read_corpus(path: Path) -> Iterator[dict[str, Any]]:
     """Yield one object with a ``text`` per sample of a .txt or .jsonl file.
 
-    A .txt file holds one sample a line, a .jsonl file objects whose ``text`` is not
-    blank and whose other keys are labels. Blank lines are skipped. Raises UserError
-    that names file and line for anything else, and for a file without samples.
+    A .txt file holds one sample per line, a .jsonl file objects with a non-blank
+    ``text`` and further keys as labels. Blank lines are skipped. Raises UserError with
+    file and line for any other content, and for a file without samples.
     """
     if not path.is_file():
         near = nearest_file(path)
@@ -48,7 +48,7 @@ def _lines(path: Path, file: IO[bytes]) -> Iterator[bytes]:
     try:
         yield from each_line(file)
     except ValueError as error:
-        raise UserError(f"{path}: {error}: must hold a sample a line") from None
+        raise UserError(f"{path}: {error}: must hold one sample per line") from None
 
 
 def _decoded(raw: bytes, where: str) -> str:
@@ -62,7 +62,7 @@ def _decoded(raw: bytes, where: str) -> str:
 def _parse_object(line: str, where: str) -> dict[str, Any]:
     try:
         sample = json.loads(line)
-        # the corpus stage writes it again: no NaN, no lone surrogate
+        # the corpus stage must be able to write it: no NaN, no lone surrogate
         json.dumps(sample, allow_nan=False, ensure_ascii=False).encode("utf-8")
     except (ValueError, RecursionError) as error:
         raise UserError(f"{where}: not JSON: {error}") from None
@@ -73,14 +73,14 @@ def _parse_object(line: str, where: str) -> dict[str, Any]:
 
 
 def tokenize(text: str) -> bytes:
-    """One token a byte: boundary, UTF-8 bytes of ``text``, boundary."""
+    """Return one token per byte: boundary, UTF-8 bytes of ``text``, boundary."""
     return BOUNDARY + text.encode("utf-8") + BOUNDARY
 
 
 def fit_to_block(tokens: bytes, block_size: int, policy: LongSamples) -> list[bytes]:
-    """Cut ``tokens`` into samples of at most ``block_size`` tokens. ``cut`` keeps the
-    first piece; ``split`` all: a piece starts with the last token of the one before, so
-    that every token but the first is a target exactly once.
+    """Fit ``tokens`` into samples of at most ``block_size`` tokens. ``cut`` keeps the
+    first block only. ``split`` keeps all blocks, each starting with the last token of
+    the previous one, so that every token but the first is a target exactly once.
     """
     if len(tokens) <= block_size:
         return [tokens]

@@ -1,1 +1,1 @@
-"""English sentences from a table of verbs: tenses, persons, polarity and mood."""
+"""Generation of English sentences: tense, person, polarity and mood."""

@@ -1,7 +1,7 @@
-"""Clauses: which auxiliary goes with which tense and person, and in what order.
+"""Clauses: auxiliaries and word order by tense and person.
 
-A clause without its verb and complement is a ``Frame``. Frames depend on a verb only
-through the ``Kind`` it is of, so few tables serve all verbs.
+A ``Frame`` is a clause without its verb and complement. Frames depend only on the
+``Kind`` of a verb, so a few tables serve all verbs.
 """
 
 from collections.abc import Iterator
@@ -18,12 +18,12 @@ from minitrain.grammar.phrases import (
     Subject,
 )
 
-# Forms of a verb, as indices; NO_FORM where the auxiliary be is the verb itself.
+# Indices of verb forms; NO_FORM if the auxiliary "be" is the verb itself.
 BASE, THIRD, PAST, PARTICIPLE, ING, NO_FORM = range(6)
 
 
 class Tense(NamedTuple):
-    """Finite auxiliary, the auxiliaries behind it, and the form of the verb."""
+    """Finite auxiliary, the ``rest`` of the auxiliaries, and the form of the verb."""
 
     auxiliary: str
     rest: str
@@ -67,7 +67,7 @@ _ENCLITIC = {
 
 
 class Kind(NamedTuple):
-    """Properties of a verb that decide its frames."""
+    """Properties of a verb that determine its frames."""
 
     be: bool = False
     stative: bool = False
@@ -76,7 +76,7 @@ class Kind(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """A clause with room: ``before``, the verb in ``form`` (BASE ... NO_FORM), its
+    """Clause template: ``before``, the verb in ``form`` (BASE ... NO_FORM), its
     complement, ``after``; then the labels of the sentence.
     """
 
@@ -90,7 +90,7 @@ class Frame(NamedTuple):
 
 
 def kind_of(lemma: str) -> Kind:
-    """The kind of a verb, known by its lemma; a lemma unheard of is an ordinary one."""
+    """Look up the kind of a verb by its lemma; unknown lemmas are ordinary verbs."""
     return Kind(
         be=lemma == "be",
         stative=lemma in STATIVE_VERBS,
@@ -100,10 +100,10 @@ def kind_of(lemma: str) -> Kind:
 
 
 def build_frames(kind: Kind) -> dict[str, list[Frame]]:
-    """All frames for verbs of ``kind``, by person, each once, in a fixed order."""
+    """Build all frames for verbs of ``kind``, by person, in a fixed order."""
     frames: dict[str, list[Frame]] = {person: [] for person in PERSONS}
     for tense in STATIVE_ADVERBIALS if kind.stative else ADVERBIALS:
-        # an instant does not last; "been being" and "be being" are hardly English
+        # skip progressive instants ("has been arriving"), "been being" and "be being"
         if kind.punctual and tense.endswith("_perfect_progressive"):
             continue
         if kind.be and TENSES[tense].rest and tense.endswith("progressive"):
@@ -129,7 +129,7 @@ def _ends(kind: Kind, tense: str, polarity: str, mood: str) -> Iterator[str]:
 
 
 def _tense(name: str, kind: Kind) -> Tense:
-    # be takes no do: its own simple forms negate and invert
+    # "be" negates and inverts without "do"
     if kind.be and name == "present_simple":
         return Tense("be", "", NO_FORM)
     if kind.be and name == "past_simple":
@@ -142,7 +142,7 @@ def _heads(subject: Subject, tense: Tense) -> Iterator[tuple[str, str, str, int]
     finite = agreement.get(subject.person, agreement["other"])
     named = subject.text[0].upper() + subject.text[1:]
     rest, form = tense.rest, tense.form
-    # am has no contraction with not
+    # "am" has no contraction with "not"
     contracted = {"am": "", "will": "won't"}.get(finite, f"{finite}n't")
 
     if finite in ("do", "does", "did"):

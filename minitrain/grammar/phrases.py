@@ -1,8 +1,8 @@
-"""The words around the verb: subjects, complements and adverbials; special verbs.
+"""Vocabulary besides the verb forms: subjects, complements, adverbials, verb classes.
 
-Everything is chosen so that any combination makes sense: nouns that are subjects are
-never objects, and adverbials belong to a tense. Complements are plural, mass or
-definite, so that they go with habits as well as with single acts.
+Any combination makes sense: nouns used as subjects are never objects, and adverbials
+belong to a tense. Complements are plural, mass or definite, so that they fit habits and
+single acts alike.
 """
 
 from pathlib import Path
@@ -12,8 +12,8 @@ PERSONS = ("first_singular", "second", "third_singular", "first_plural", "third_
 
 
 class Subject(NamedTuple):
-    """A subject inside a sentence, with its grammatical person. A ``pronoun`` may carry
-    a contracted auxiliary; an ``animal`` goes only with ``ANIMAL_VERBS``.
+    """Subject with its grammatical person. A ``pronoun`` may take a contracted
+    auxiliary; an ``animal`` is combined with ``ANIMAL_VERBS`` only.
     """
 
     text: str
@@ -47,8 +47,8 @@ def _subjects() -> tuple[Subject, ...]:
 
 SUBJECTS = _subjects()
 
-# What may follow a verb, by the class that the verb table names. A bar separates; an
-# empty one is no phrase.
+# Complements by the class named in the verb table, separated by bars; an empty one
+# stands for no complement.
 _TABLE = Path(__file__).with_name("complements.txt").read_text(encoding="utf-8")
 COMPLEMENTS = {
     name: tuple(text.strip().split("|"))
@@ -69,7 +69,7 @@ ANIMAL_VERBS = _words(
     """
 )
 
-# Not used in progressive tenses: these name states.
+# Verbs of state, not used in progressive tenses.
 STATIVE_VERBS = _words(
     """
     believe cost deserve doubt foresee hate intend know like love mean need owe
@@ -77,7 +77,7 @@ STATIVE_VERBS = _words(
     """
 )
 
-# Not used in perfect progressive tenses: these name instants, which do not last.
+# Verbs of instants, not used in perfect progressive tenses.
 PUNCTUAL_VERBS = _words(
     """
     accept admit agree arise arrive awake begin behold burst buy cancel choose
@@ -87,10 +87,10 @@ PUNCTUAL_VERBS = _words(
     """
 )
 
-# Five to a tense, so that tenses weigh the same. The first list of a tense is for
-# affirmative statements; those in a simple tense always take one, since a verb
-# such as put does not show its tense. The second, where one stands, is for
-# negatives and questions, in which the auxiliary shows it.
+# Five per tense, so that all tenses have equal weight. The first list is for
+# affirmative statements; in simple tenses an adverbial is required, since verbs such as
+# "put" do not show their tense. An optional second list is for negatives and questions,
+# in which the auxiliary shows the tense.
 ADVERBIALS: dict[str, tuple[str, ...]] = {
     "present_simple": (
         "every day|every week|on Mondays|on weekends|in summer",

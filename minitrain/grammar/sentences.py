@@ -1,10 +1,10 @@
-"""Sentences drawn from the grammar in a seeded order, no text twice.
+"""Seeded sampling of distinct sentences from the grammar.
 
-For each verb and person the grammar holds a finite list of sentences: frames times
-complements. Every draw takes the next sentence of a random list, which is walked once
-from a random start in steps of about the golden ratio of its length. Verbs and persons
-therefore stay balanced while their lists last. Only ``random.Random.random`` is used,
-whose numbers are the same in every version of Python.
+For each verb and person the grammar defines a finite list of sentences: frames times
+complements. Every draw takes the next sentence of a random list, which is visited from
+a random start with a stride of about the golden ratio of its length. Verbs and persons
+therefore stay balanced until a list is used up. Only ``random.Random.random`` is used,
+whose sequence is the same in every Python version.
 """
 
 import math
@@ -19,13 +19,13 @@ from minitrain.grammar.clauses import Frame, Kind, build_frames, kind_of
 from minitrain.grammar.phrases import COMPLEMENTS, PERSONS
 from minitrain.grammar.verbs import Verb
 
-# Bytes kept of each text's hash: distinct texts that share one would only lose a
-# sentence, and among a million that happens once in a hundred thousand corpora.
+# Bytes of each text's hash. A collision only drops a sentence; with a million sentences
+# it occurs once in a hundred thousand corpora.
 _HASH_BYTES = 7
 
 
 class Sentence(NamedTuple):
-    """A sentence and its labels; ``verb`` is the lemma."""
+    """Sentence with its labels; ``verb`` is the lemma."""
 
     text: str
     verb: str
@@ -36,7 +36,7 @@ class Sentence(NamedTuple):
 
 
 class _Walk:
-    # the sentences of one verb and person, and how far they have been used
+    # the sentences of one verb and person, and the position in them
 
     def __init__(self, verb: Verb, frames: list[Frame]) -> None:
         # by index: clauses.BASE, THIRD, PAST, PARTICIPLE, ING, NO_FORM
@@ -52,9 +52,9 @@ class _Walk:
 def generate_sentences(
     verbs: Sequence[Verb], seed: int, count: int
 ) -> Iterator[Sentence]:
-    """Yield ``count`` sentences with distinct texts, the same for the same seed. Raises
-    UserError at once for a count that the grammar cannot reach, and at the end if texts
-    that arise twice leave fewer.
+    """Yield ``count`` sentences with distinct texts, determined by ``seed``. Raises
+    UserError immediately for a count that the grammar cannot reach, and at the end if
+    duplicate texts leave fewer.
     """
     walks = _walks(verbs)
     available = sum(walk.size for walk in walks)
@@ -101,14 +101,14 @@ def _walks(verbs: Sequence[Verb]) -> list[_Walk]:
 
 
 def _complements(verb: Verb) -> tuple[str, ...]:
-    # be says nothing alone: a table without complements still gets "I am kind"
+    # "be" needs a complement: a table without classes still gets "I am kind"
     bare = verb.lemma == "be" and verb.objects == "none"
     phrases = COMPLEMENTS["behavior" if bare else verb.objects]
     return tuple(f" {phrase}" if phrase else "" for phrase in phrases)
 
 
 def _golden_stride(size: int) -> int:
-    # a stride without a common factor visits every position before it repeats one
+    # a coprime stride visits every position before repeating one
     stride = max(1, size * 618 // 1000)
     while math.gcd(stride, size) != 1:
         stride += 1

@@ -1,8 +1,8 @@
-"""The verb table: reading it, and what is wrong with a bad one.
+"""Reading and validation of the verb table.
 
-American forms throughout (gotten, traveled), one form a cell. The columns are
-``COLUMNS`` in any order; ``objects`` may be added and names, for each verb, a
-class of ``minitrain.grammar.phrases.COMPLEMENTS`` that completes it.
+American forms throughout (gotten, traveled), one form per cell. The columns are
+``COLUMNS`` in any order; the optional column ``objects`` names, for each verb, a class
+of complements in ``minitrain.grammar.phrases.COMPLEMENTS``.
 """
 
 import csv
@@ -21,7 +21,7 @@ OBJECTS = "objects"
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """One row of the table; ``objects`` is the class of phrases that may follow."""
+    """Row of the verb table; ``objects`` is the class of its complements."""
 
     lemma: str
     third_person: str
@@ -32,9 +32,9 @@ class Verb:
 
 
 def load_verbs(path: Path) -> tuple[Verb, ...]:
-    """Read the verb table (CSV, UTF-8); without an ``objects`` column every verb stands
-    alone. Raises UserError naming file, line, column and value for what is no table of
-    verbs, and OSError where the file cannot be read.
+    """Read the verb table (CSV, UTF-8); without an ``objects`` column verbs take no
+    complement. Raises UserError with file, line, column and value for an invalid table,
+    and OSError if the file cannot be read.
     """
     rows = _rows(path)
     line, header = next(rows, (1, []))
@@ -48,12 +48,12 @@ def load_verbs(path: Path) -> tuple[Verb, ...]:
     for line, row in rows:
         verb = _verb(path, line, header, row)
         if verb.lemma in verbs:
-            problem = f"column lemma: {verb.lemma!r} stands there already"
+            problem = f"column lemma: {verb.lemma!r} is a duplicate"
             raise _wrong(path, line, problem, "each verb once")
         verbs[verb.lemma] = verb
     if not verbs:
         problem = "no verb follows the column names"
-        raise _wrong(path, line, problem, "one verb a line, at least one")
+        raise _wrong(path, line, problem, "one verb per line, at least one")
     return tuple(verbs.values())
 
 
@@ -69,12 +69,12 @@ def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
         allowed = f"a CSV table of verbs with the columns {', '.join(COLUMNS)}"
         raise UserError(f"{path}: no such file, allowed: {allowed}") from None
     except UnicodeDecodeError as error:
-        # utf-8-sig counts from behind the mark, which holds no line end
+        # error.start excludes the byte order mark, which has no line break
         line = error.object[: error.start].count(b"\n") + 1
         problem = f"byte 0x{error.object[error.start]:02x} is not UTF-8"
         raise _wrong(path, line, problem, "UTF-8 text") from None
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-    # a quoted cell may span lines: a row is known by its first line
+    # report the first line of a row, since a quoted cell may span several
     line = 1
     try:
         for row in reader:
@@ -89,7 +89,7 @@ def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
 def _verb(path: Path, line: int, header: list[str], row: list[str]) -> Verb:
     if len(row) != len(header):
         problem = f"{len(row)} fields ({','.join(row)!r})"
-        raise _wrong(path, line, problem, f"{len(header)}, one a column")
+        raise _wrong(path, line, problem, f"{len(header)}, one per column")
     cells = dict(zip(header, row, strict=True))
     for column, value in cells.items():
         allowed = "lower-case letters, hyphens between them"

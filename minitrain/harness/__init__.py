@@ -1,1 +1,1 @@
-"""Starting, watching and ending ranks and hosts; nothing here changes a result."""
+"""Launch, monitoring and termination of ranks and hosts; changes no result."""

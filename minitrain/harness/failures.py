@@ -1,4 +1,4 @@
-"""The failure report: how a rank ended, as one line, and which rank is the cause."""
+"""Failure reports of ranks, one line each, and selection of the root cause."""
 
 import re
 import signal
@@ -14,35 +14,35 @@ from minitrain.comm.heartbeat import AFTER, Seen, file_of, find_place
 from minitrain.core.errors import RankError, UserError
 from minitrain.harness import stack_dump as stack
 
-# errors of gloo, NCCL, torch's stores and our sockets for a rank that went away ...
+# errors of gloo, NCCL, torch's stores and our sockets if a peer exited ...
 LOST_PEER = re.compile(
     r"closed by (remote )?peer|reset by peer|Broken pipe|caused pair closure"
     r"|Connection refused|remote process exit|ncclRemoteError",
     re.I,
 )
-# ... or did not come
+# ... or did not respond
 WAITED = re.compile(
     r"Timed out waiting \d+ ?ms|timed out after \d+ ?ms|wait timeout|Socket Timeout"
     r"|no answer within",
     re.I,
 )
-# gloo's last words when it is sent more than it expects
-UNLIKE = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
+# gloo's abort message if it receives more than it expects
+MISMATCH = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
 LAST_WORDS = re.compile(r"what\(\): +(.+)")
-# Kinds of a failure: what lies lower explains what lies higher. A rank that LEFT had a
-# connection closed, be it by a file server; one that LOST a peer was waiting for it.
-RAISED, CRASHED, KILLED, EXITED, TOLD, LEFT, LOST, GAVE_UP = range(8)
+# Kinds of failure: a lower kind is the likely cause of a higher one. LOST: a peer that
+# the rank was waiting for; LEFT: any other closed connection, as to a file server.
+RAISED, CRASHED, KILLED, EXITED, TERMINATED, LEFT, LOST, GAVE_UP = range(8)
 Failure = RankError | UserError
 
 
 def name_of(rank: int, pid: int) -> str:
-    """Name of a rank in messages."""
+    """Return the name of a rank in messages, with its pid and host."""
     process = f"process {pid}" if pid else "never started"
     return f"rank {rank} ({process} on {socket.gethostname()})"
 
 
 def failure_by(error: BaseException, rank: int, pid: int, seen: Seen) -> Failure:
-    """The failure of a rank whose ``error`` is being handled."""
+    """Build the failure of a rank from the ``error`` being handled."""
     if isinstance(error, UserError):
         return error
     line = " ".join(f"{type(error).__name__}: {error}".split())
@@ -54,8 +54,8 @@ def failure_by(error: BaseException, rank: int, pid: int, seen: Seen) -> Failure
 
 
 def kind_of(error: BaseException, found: stack.Stack) -> int:
-    """LEFT, LOST or GAVE_UP for an ``error`` that another rank caused, else RAISED."""
-    # what torch and we raise for a peer
+    """Return LEFT, LOST or GAVE_UP if another rank caused ``error``, else RAISED."""
+    # torch and minitrain raise only these for a peer
     if not isinstance(error, (RuntimeError, RankError)):
         return RAISED
     if LOST_PEER.search(str(error)):
@@ -75,7 +75,7 @@ def _failure(
 
 
 def write_report(folder: Path, rank: int, failure: Failure) -> None:
-    """Leave ``failure`` in the run's ``folder``, all of it or nothing."""
+    """Write ``failure`` into the run's ``folder``, atomically."""
     file = file_of(folder, rank, "report")
     begun = file.with_suffix(".tmp")
     begun.write_bytes(cloudpickle.dumps(failure))
@@ -83,7 +83,7 @@ def write_report(folder: Path, rank: int, failure: Failure) -> None:
 
 
 def read_report(folder: Path, rank: int) -> Failure | None:
-    """The failure that ``rank`` has reported; None as long as there is none."""
+    """Return the failure that ``rank`` has reported, or None."""
     found: Failure | None = None
     with suppress(FileNotFoundError):
         found = cloudpickle.loads(file_of(folder, rank, "report").read_bytes())
@@ -93,8 +93,8 @@ def read_report(folder: Path, rank: int) -> Failure | None:
 def failures_of(
     folder: Path, pids: Mapping[int, int], codes: Mapping[int, int]
 ) -> list[Failure]:
-    """Failures of ranks that have ended, with exit code 0 unless in ``codes`` (of
-    subprocess: below zero, a signal).
+    """Return the failures of ranks that have exited; ``codes`` holds their exit codes
+    as in subprocess (negative for a signal), 0 if missing.
     """
     found = [_failure_of(folder, r, pid, codes.get(r, 0)) for r, pid in pids.items()]
     return [one for one in found if one is not None]
@@ -113,18 +113,18 @@ def _failure_of(folder: Path, rank: int, pid: int, code: int) -> Failure | None:
 
 def _ended(folder: Path, rank: int, code: int) -> tuple[str, int, str]:
     if code >= 0:
-        return f"ended with exit code {code}", EXITED, ""
+        return f"exited with code {code}", EXITED, ""
     names = {one.value: one.name for one in signal.Signals}
     what = f"killed by {names.get(-code, f'signal {-code}')}"
     if -code in (signal.SIGKILL, signal.SIGTERM):
-        return what, KILLED if -code == signal.SIGKILL else TOLD, ""
+        return what, KILLED if -code == signal.SIGKILL else TERMINATED, ""
     where = str(stack.of_crash(stack.read(file_of(folder, rank, "stack"))))
     words = stack.native_words(folder, [rank])
-    if unlike := UNLIKE.search(words):
-        got, expected = unlike.groups()
+    if mismatch := MISMATCH.search(words):
+        got, expected = mismatch.groups()
         what = (
-            f"was sent {got} bytes by another rank where it expected {expected} "
-            "(their collectives or shapes differ)"
+            f"received {got} bytes from another rank, expected {expected} (their "
+            "collectives or shapes differ)"
         )
     elif last := LAST_WORDS.search(words):
         what += f" ({last[1]})"
@@ -132,8 +132,8 @@ def _ended(folder: Path, rank: int, code: int) -> tuple[str, int, str]:
 
 
 def began_it(failure: Failure, first: Container[int | None]) -> bool:
-    """Return true for a rank that ended before any was ended (is in ``first``), and not
-    because of another.
+    """Return true if the rank exited before any was terminated (it is in ``first``),
+    and not because of another rank.
     """
     if isinstance(failure, UserError):
         return False
@@ -143,10 +143,9 @@ def began_it(failure: Failure, first: Container[int | None]) -> bool:
 def root_cause(
     failures: Sequence[Failure], first: Container[int | None] = ()
 ) -> Failure | None:
-    """The failure to report: a user's mistake first, a rank that lost a peer last.
+    """Return the failure to report: a user's mistake first, a lost peer last.
 
-    A rank that :func:`began_it`, of those that were ``first``, comes before all that
-    ended later.
+    A rank that :func:`began_it` takes precedence over ranks that exited later.
     """
 
     def order(failure: Failure) -> tuple[bool, int]:

@@ -1,10 +1,9 @@
-"""Hang monitor: looks at all ranks several times a second, and names the rank that does
-not go on.
+"""Hang monitor: polls the heartbeats of all ranks and names the rank that hangs.
 
-A wait has one limit, which a rank sets when it joins the others. When a rank has been
-at one place for so long, or gave up waiting, the monitor finds the missing one: a rank
-that is stopped, that stands elsewhere than in a wait, that is behind. It records, too,
-which rank ended first: torchrun then ends the others, and those are not the cause.
+All waits share one limit, which a rank sets when it joins the group. If the heartbeat
+of a rank does not change for that long, or the rank timed out, the monitor looks for
+the culprit: a rank that is stopped, or is not in a wait. It also records which rank
+exited first, since torchrun then terminates the others, which are not the cause.
 """
 
 import math
@@ -36,32 +35,32 @@ from minitrain.harness.failures import (
 from minitrain.harness.stack_dump import Stack
 
 POLL_S = 0.1
-# a longer pause between two looks counts as this, or half the limit: it was one of this
-# process, too, as by Ctrl-Z or a laptop's lid
+# cap on the time between two polls, or half the limit: a longer pause stopped this
+# process, too, as by Ctrl-Z or suspend
 PAUSE_S = 1.0
-# a rank that is asked just when it gives up has left its report by then
+# delay after the stack dumps, for the report of a rank that just timed out
 REPORT_S = 0.5
-# limit for a rank that is stopped before it has set its own
+# limit for a rank that is stopped before it sets one
 STOPPED_S = 30.0
-# where a rank may be as long as it likes: what runs there need not mark steps
+# phase without a limit: user code that need not update the heartbeat
 UNWATCHED = "start"
-# where it imports, meets the others and builds the model
+# phases of imports, rendezvous and model construction
 STARTING = ("", "setup")
-# from the end of a rank that had more to do to that of the others; torchrun waits for
-# them ten times as long, and for ever where the exit code is 0
+# from the early exit of a rank to termination of the others; torchrun waits ten times
+# as long, and forever if the exit code is 0
 BURIED_S = 3.0
-# for an answer of another host, which may never come
+# limit for an answer from another host at the end
 ASKED_S = 0.5
 
 
 class State(Enum):
-    """State of a child process; one that ended may still be a zombie."""
+    """State of a child process; ENDED includes zombies."""
 
     RUNS, STOPPED, ENDED = range(3)
 
 
 def state_of(pid: int) -> State:
-    """State of the child ``pid``, which is left to be waited for."""
+    """Return the state of the child ``pid`` without reaping it."""
     how = os.WEXITED | os.WSTOPPED | os.WNOHANG | os.WNOWAIT
     try:
         found = os.waitid(os.P_PID, pid, how)
@@ -73,8 +72,8 @@ def state_of(pid: int) -> State:
 
 
 def end(pid: int) -> None:
-    """Kill a rank and what is left of the process group that it leads."""
-    # the number of one that has ended may be another's by now
+    """Kill a rank and the rest of the process group that it leads."""
+    # the pid of a process that has exited may be reused
     kills = [os.killpg] if state_of(pid) is State.ENDED else [os.kill, os.killpg]
     for kill in kills:
         with suppress(ProcessLookupError, PermissionError):
@@ -82,7 +81,7 @@ def end(pid: int) -> None:
 
 
 class _Rank:
-    # times in seconds that it was watched
+    # durations in seconds, without pauses of the monitor
     def __init__(self, number: int, pid: int) -> None:
         self.number, self.pid = number, pid
         self.place: Heartbeat | None = None
@@ -100,7 +99,7 @@ class _Rank:
         phase = "" if seen is None else seen.phase
         self.limit_s = (seen.limit_s if seen else 0) or STOPPED_S
         if phase in STARTING and state is not State.STOPPED:
-            # a stopped rank is not a slow one
+            # startup may be slow, but not if stopped
             self.limit_s = max(self.limit_s, STARTUP_S)
         passed_s = min(passed_s, PAUSE_S, self.limit_s / 2)
         self.unchanged_s = self.unchanged_s + passed_s if same else 0.0
@@ -108,7 +107,7 @@ class _Rank:
         self.gone_s = self.gone_s + passed_s if state is State.ENDED else 0.0
         self.is_gone = state is State.ENDED
         self.is_at_work = not (self.is_gone and phase in heartbeat.AFTER)
-        # at its very end Python takes the answer back, and the question would kill
+        # Python unregisters the dump handler at exit, so that the signal would kill
         at_work = self.report is None and phase not in ("", "end")
         self.can_answer = at_work and state is State.RUNS
         watched_s = 0.0 if phase == UNWATCHED else self.unchanged_s
@@ -124,11 +123,11 @@ class _Rank:
 
     @property
     def where(self) -> str:
-        at = "before it began" if self.last is None else str(self.last)
+        at = "before its first heartbeat" if self.last is None else str(self.last)
         return ", ".join(filter(None, [at, str(self.stack or "")]))
 
 
-# that others wait for a rank and it for none, the surest first
+# signs of the rank that others wait for, most reliable first
 SIGNS: list[Callable[[_Rank], bool]] = [
     lambda rank: rank.stopped_s > 0,
     lambda rank: rank.place is None,
@@ -138,10 +137,10 @@ SIGNS: list[Callable[[_Rank], bool]] = [
 
 
 class HangMonitor:
-    """Watches the ranks of the run in ``folder``, ``timeout_s`` seconds at most.
+    """Monitor of the ranks of the run in ``folder``, for at most ``timeout_s`` seconds.
 
-    ``pids`` returns their processes so far, by rank; ``elsewhere`` true once the ranks
-    of another host have ended.
+    ``pids`` returns the processes started so far, by rank; ``elsewhere`` returns true
+    once the ranks of another host have ended.
     """
 
     def __init__(
@@ -158,25 +157,25 @@ class HangMonitor:
         self._began_s = self._looked_s = time.monotonic()
         self.verdict: RankError | None = None
         self._failed: Exception | None = None
-        # the ranks that ended with more to do, before any could be ended for it
+        # ranks that exited early, before any was terminated for it
         self.first: set[int] = set()
-        # ranks were ended because those of another host had: all but the first, if any
+        # ranks (but the first, if any) were terminated because another host's had ended
         self.followed = False
 
     def look(self) -> RankError | None:
-        """The rank that hangs, as soon as one does, and none has ended."""
+        """Poll all ranks; return the error of a rank that hangs, if none has exited."""
         now = time.monotonic()
         passed_s = now - self._looked_s
         self._looked_s = now
         self._look_at_ranks(passed_s)
         ranks = self._at_work()
         if gone := {rank.number for rank in ranks if rank.is_gone}:
-            # its end is the cause
+            # its exit is the cause
             self.first = self.first or gone
             return None
         late = [rank for rank in ranks if rank.is_late]
         gave_up = [rank for rank in ranks if rank.kind == GAVE_UP]
-        # of the only rank that is left, its own report is used
+        # a single rank's own report is used
         if late or (gave_up and len(ranks) > 1):
             self.verdict = self._blame(max(r.limit_s for r in late or gave_up))
         elif ranks and now - self._began_s > self._timeout_s:
@@ -193,13 +192,13 @@ class HangMonitor:
         return [rank for rank in self._ranks.values() if rank.is_at_work]
 
     def _until_one_ends(self) -> None:
-        # at once: torchrun ends the others a moment later
+        # immediately, before torchrun terminates the others
         fds = []
         for rank in self._ranks.values():
             with suppress(OSError):
                 fds += [] if rank.is_gone else [os.pidfd_open(rank.pid)]
         try:
-            # of no process at all it would not wait
+            # wait() returns immediately for an empty list
             wait(fds, POLL_S) if fds else time.sleep(POLL_S)
         finally:
             for fd in fds:
@@ -227,9 +226,9 @@ class HangMonitor:
 
     @contextmanager
     def in_background(self) -> Iterator[None]:
-        """Look from a thread while the body runs, at once when a rank ends. All ranks
-        are ended where one hangs (:attr:`verdict`), soon after one ended with more to
-        do, and when those of another host have ended.
+        """Poll in a thread while the body runs, and immediately when a rank exits.
+        Kills all ranks if one hangs (:attr:`verdict`), BURIED_S after one exited early,
+        and if the ranks of another host have ended.
         """
         over = threading.Event()
         watch, ask = (
@@ -255,27 +254,27 @@ class HangMonitor:
                 if over_here or self.followed:
                     return self.end_all()
         except Exception as error:
-            # without a monitor nothing would end ranks that hang
+            # without a monitor, hanging ranks would never be killed
             self._failed = error
             for rank in self._ranks.values():
                 end(rank.pid)
 
     def _ask(self, over: threading.Event) -> None:
-        # another host may take long to answer, and this one is watched meanwhile
+        # in a separate thread, since another host may be slow to answer
         while self._elsewhere is not None and not over.wait(POLL_S):
-            # one that cannot answer now may be able to later
+            # retry after an error
             with suppress(Exception):
                 if self._elsewhere():
                     return self._ended_there.set()
 
     def end_all(self) -> None:
-        """Kill the ranks, and what they left in their process groups."""
+        """Kill all ranks and their process groups."""
         for pid in self._pids().values():
             end(pid)
 
     def cause(self, codes: Mapping[int, int]) -> Exception | None:
-        """The failure to report of ranks that all have ended, those that failed with
-        these exit ``codes``; None where all had finished.
+        """Return the failure to report once all ranks have exited, given the exit
+        ``codes`` of those that failed; None if all succeeded.
         """
         if self._failed is not None or self.verdict is not None:
             return self._failed or self.verdict
@@ -291,10 +290,10 @@ class HangMonitor:
 
 
 def _guilty(ranks: list[_Rank]) -> list[_Rank]:
-    # those that the others wait for: by the surest sign that there is
+    # the ranks that others wait for
     for sign in SIGNS:
         found = [rank for rank in ranks if sign(rank)]
-        # what holds for all of several distinguishes none
+        # a sign of all ranks distinguishes none
         if found and (len(found) < len(ranks) or len(ranks) == 1):
             return found
     return ranks
@@ -304,7 +303,7 @@ def _sentence(guilty: list[_Rank], ranks: list[_Rank], waited_s: float) -> str:
     first, *more = guilty
     silent = f"no answer within {waited_s:g} s"
     if len(guilty) == len(ranks) > 1:
-        # the calls of some do not fit those of others; which are wrong is unknown
+        # ranks wait in different calls; unknown which are wrong
         together: dict[str, list[_Rank]] = {}
         for rank in ranks:
             together.setdefault(rank.where, []).append(rank)

@@ -1,9 +1,7 @@
-"""Hosts meet before anything is started on them, and exchange the reasons why a run
-failed.
+"""Host-level rendezvous before launch, and exchange of failure reasons between hosts.
 
-They meet in a store that the first serves on one address, that of ``--rdzv-endpoint``:
-torch's own server listens on every interface unless it is handed a socket. It
-authenticates no client.
+The first host serves a TCPStore on the address of ``--rdzv-endpoint`` only: torch's
+server listens on every interface unless it is given a socket. It has no authentication.
 """
 
 import json
@@ -24,27 +22,27 @@ from minitrain.core.printable import note
 from minitrain.harness.hosts import Hosts, family_of
 
 POLL_S = 0.1
-# to the address of a host that is there
+# limit on connecting to the address of a host
 REACH_S = 5.0
-# for other hosts to report why their ranks ended: one that gets SIGTERM has 3
-TOLD_S = 10.0
+# for other hosts to report why their ranks ended; SIGTERM leaves a host 3 s
+REPORTS_S = 10.0
 # the first host keeps the store until the others have left
 LEAVE_S = 5.0
 # a longer wait is announced
-SAY_S = 5.0
-# a host that does not answer for so long after all others gave up is lost
+ANNOUNCE_S = 5.0
+# a host that does not answer for this long after the time limit is lost
 SILENT_S = 5.0
-# keys of the store: why no run can begin, and the options that must be the same on all
+# keys of the store: why the run cannot start; options that must be equal on all hosts
 GAVE_UP, SIZES = "gave up", "sizes"
-# what lies lower explains what lies higher: a user's mistake, a rank that failed by
-# itself, a rank that waited for one of another host
+# a lower kind is the likely cause of a higher one: a user's mistake, a failed rank, a
+# rank that waited for a rank of another host
 MISTAKE, FAILED, LEFT = range(3)
-# one of these, the line, and attributes of the error; empty where all is well
-Told = list[Any]
+# one of these, the line, and the attributes of the error; empty for success
+Report = list[Any]
 
 
 class Known(NamedTuple):
-    """A host as the others know it; ``port`` is open until all have tried it."""
+    """Entry of a host in the store; ``port`` is open until all have connected to it."""
 
     number: int
     name: str
@@ -55,47 +53,45 @@ class Known(NamedTuple):
         return f"host {self.number} ({self.name}, {self.address})"
 
 
-class Gathering:
-    """The hosts of a run, all of them there and able to reach each other; this one is
-    the first of ``everyone``.
-    """
+class HostRendezvous:
+    """Connected hosts of a run; ``everyone[0]`` is this host."""
 
     def __init__(self, hosts: Hosts, store: Store, timeout_s: float) -> None:
         self.hosts, self.store, self.timeout_s = hosts, store, timeout_s
         self.everyone: list[Known] = []
-        # all hosts ask each other the same questions, one after the other
-        self._question = 0
-        self._ear = store
+        # number of exchanges so far, the same on all hosts
+        self._exchanges = 0
+        self._polled = store
 
     @property
     def number(self) -> int:
-        """The number of this host."""
+        """Number of this host, from 0."""
         return self.everyone[0].number
 
     @property
     def attempt(self) -> str:
-        """Name of the next attempt to run, the same on all hosts."""
-        return f"attempt-{self._question}"
+        """Name of the next attempt, the same on all hosts."""
+        return f"attempt-{self._exchanges}"
 
-    def meet(self, world_size: int) -> None:
-        """Wait for all hosts, and see that each can reach the others."""
-        # a second connection: the first may be in a long wait
-        self._ear = _store_at(self.hosts, self.timeout_s)
+    def join(self, world_size: int) -> None:
+        """Wait for all hosts, and check that each can connect to the others."""
+        # a second connection, since the first may be in a long wait
+        self._polled = _store_at(self.hosts, self.timeout_s)
         self._require_same_sizes(world_size)
         host = self.hosts.interface.address
-        # gloo's own address, which may be of another family than the endpoint
-        with socket.create_server((host, 0), family=family_of(host)) as door:
-            port = int(door.getsockname()[1])
+        # the address that gloo uses, whose family may differ from the endpoint's
+        with socket.create_server((host, 0), family=family_of(host)) as listener:
+            port = int(listener.getsockname()[1])
             mine = Known(self._own_number(), socket.gethostname(), host, port)
             self.store.set(f"host {mine.number}", json.dumps(mine))
             self.everyone = [mine]
             self._wait_for_others()
-            # what one does not reach ends the run on all
+            # an unreachable host fails the run on all hosts
             if cause := self._exchange(self._unreached(), *2 * [self.timeout_s]):
                 raise cause
 
     def _require_same_sizes(self, world_size: int) -> None:
-        # what is typed on each host, before it counts as one of the run
+        # before this host counts as part of the run
         sizes = {"--nnodes": self.hosts.count, "--world-size": world_size}
         if self.hosts.is_first:
             self.store.set(SIZES, json.dumps(sizes))
@@ -106,14 +102,14 @@ class Gathering:
                 self._give_up(f"{line} host")
 
     def _own_number(self) -> int:
-        # that of --node-rank, 0 for the first, or in the order of arrival
+        # --node-rank, 0 for the first host, or the order of arrival
         hosts, number = self.hosts, self.hosts.number
         if number is None:
-            number = 0 if hosts.is_first else self.store.add("came", 1)
-        if number >= hosts.count or self.store.add(f"sits {number}", 1) > 1:
+            number = 0 if hosts.is_first else self.store.add("arrived", 1)
+        if number >= hosts.count or self.store.add(f"taken {number}", 1) > 1:
             raise UserError(
-                f"{hosts.endpoint}: all {hosts.count} hosts of the run are there, and "
-                "this is one more"
+                f"{hosts.endpoint}: all {hosts.count} hosts of the run have joined "
+                "already, or --node-rank is in use"
             )
         return number
 
@@ -128,10 +124,10 @@ class Gathering:
             if self.store.check([GAVE_UP]):
                 raise UserError(self.store.get(GAVE_UP).decode())
             if missing and time.monotonic() > deadline:
-                # by the host that has waited longest
-                came = ", ".join(map(str, sorted(self.everyone)))
+                # reported by the host that has waited longest
+                joined = ", ".join(map(str, sorted(self.everyone)))
                 waited = f"waited {self.timeout_s:g} s for {self.hosts.count} hosts"
-                self._give_up(f"{self.hosts.endpoint}: {waited}: only {came} came")
+                self._give_up(f"{self.hosts.endpoint}: {waited}: only {joined} joined")
             time.sleep(POLL_S)
         self.everyone[1:] = sorted(self.everyone[1:])
 
@@ -143,41 +139,42 @@ class Gathering:
         for other in self.everyone[1:]:
             try:
                 there = other.address, other.port
-                # before the others give up waiting for the answer
+                # shorter than the wait of the others for this result
                 limit_s = min(REACH_S, self.timeout_s / 2)
                 socket.create_connection(there, limit_s).close()
             except OSError as error:
                 return UserError(
-                    f"network: {self.everyone[0]} does not reach {other} by its "
+                    f"network: {self.everyone[0]} cannot connect to {other} over its "
                     f"interface {self.hosts.interface.name}: "
-                    f"{error.strerror or error}; --interface names another, and a "
-                    "firewall must let the hosts through to each other"
+                    f"{error.strerror or error}; choose another with --interface, or "
+                    "open the firewall between the hosts"
                 )
         return None
 
     def agree_on(self, error: Exception | None) -> Exception | None:
-        """Return the cause of what made each host's ranks end: ``error`` did here, or
-        None if they ended well, as it is if they did so everywhere.
+        """Exchange failures after the ranks of all hosts have ended, and return the
+        common root cause; None if all succeeded.
 
-        Every host that answers gets the same; one that does not is named.
+        ``error`` is the failure on this host, or None. All hosts that answer get the
+        same result; a host that does not answer is named.
         """
-        # ranks that go on elsewhere may write, then end: there, too, each has a limit
+        # ranks elsewhere may still be finishing, each within its own limit
         going_on_s = 0 if error else 2 * self.timeout_s
-        return self._exchange(error, going_on_s + TOLD_S, TOLD_S)
+        return self._exchange(error, going_on_s + REPORTS_S, REPORTS_S)
 
     def ended_elsewhere(self) -> bool:
         """Return true once another host has reported a failure of this attempt, or the
-        first is lost.
+        first host is lost.
         """
         try:
-            return any(self._read(self._ear).values())
+            return any(self._read(self._polled).values())
         except dist.DistError:
             return True
 
-    def _read(self, store: Store) -> dict[int, Told]:
+    def _read(self, store: Store) -> dict[int, Report]:
         found = {}
         for one in self.everyone:
-            key = f"{self._question} {one.number}"
+            key = f"{self._exchanges} {one.number}"
             if store.check([key]):
                 found[one.number] = json.loads(store.get(key))
         return found
@@ -185,51 +182,51 @@ class Gathering:
     def _exchange(
         self, error: Exception | None, within_s: float, after_error_s: float
     ) -> Exception | None:
-        # send the others the error, or that there is none -> the first cause
-        told: dict[int, Told] = {self.number: _as_plain(error)}
+        # all-gather the errors of all hosts, and return the root cause
+        reports: dict[int, Report] = {self.number: _as_plain(error)}
         first_is_lost = False
         try:
-            key = f"{self._question} {self.number}"
-            self.store.set(key, json.dumps(told[self.number]))
-            self._hear(told, within_s, after_error_s)
+            key = f"{self._exchanges} {self.number}"
+            self.store.set(key, json.dumps(reports[self.number]))
+            self._collect(reports, within_s, after_error_s)
         except dist.DistError:
             first_is_lost = True
-        self._question += 1
-        causes = [(one[0], number) for number, one in told.items() if one]
+        self._exchanges += 1
+        causes = [(one[0], number) for number, one in reports.items() if one]
         order, number = min(causes, default=(LEFT, self.number))
         cause = error
         if number != self.number:
             host = next(one for one in self.everyone if one.number == number)
-            cause = _from_plain(told[number], host, error)
-        silent = [str(one) for one in self.everyone if one.number not in told]
+            cause = _from_plain(reports[number], host, error)
+        silent = [str(one) for one in self.everyone if one.number not in reports]
         if not silent or order < LEFT:
             return cause
-        # the reports of the others were lost with the first
+        # with the first host, the reports of all others are lost
         names = ", ".join(silent[:1] if first_is_lost else silent)
-        return UserError(f"no word from {names}{f'; {cause}' if cause else ''}")
+        return UserError(f"no answer from {names}{f'; {cause}' if cause else ''}")
 
-    def _hear(
-        self, told: dict[int, Told], within_s: float, after_error_s: float
+    def _collect(
+        self, reports: dict[int, Report], within_s: float, after_error_s: float
     ) -> None:
-        # no longer than after_error_s after the first error, which ends the others
+        # at most after_error_s after the first error, which ends the other hosts' ranks
         began = time.monotonic()
-        deadline, said = began + within_s, False
+        deadline, announced = began + within_s, False
         while True:
-            told |= self._read(self.store)
+            reports |= self._read(self.store)
             now = time.monotonic()
-            if any(told[n] for n in told if n != self.number):
+            if any(reports[n] for n in reports if n != self.number):
                 deadline = min(deadline, now + after_error_s)
-            missing = [str(one) for one in self.everyone if one.number not in told]
+            missing = [str(one) for one in self.everyone if one.number not in reports]
             if not missing or now > deadline:
                 return
-            if not said and now - began > SAY_S:
-                said = True
+            if not announced and now - began > ANNOUNCE_S:
+                announced = True
                 left_s = f"{deadline - now:.0f} s at most"
                 note(f"waiting for {', '.join(missing)}, {left_s}")
             time.sleep(POLL_S)
 
     def leave(self) -> None:
-        """Say so, and as the first host wait for the others to have left."""
+        """Announce the end of this host; the first host waits for all others."""
         with suppress(dist.DistError):
             if self.everyone:
                 self.store.set(f"left {self.number}", "")
@@ -240,27 +237,29 @@ class Gathering:
 
 
 @contextmanager
-def gathered(hosts: Hosts, timeout_s: float, world_size: int) -> Iterator[Gathering]:
-    """All ``hosts``, as soon as they are there; it waits ``timeout_s`` at most.
+def join_hosts(
+    hosts: Hosts, timeout_s: float, world_size: int
+) -> Iterator[HostRendezvous]:
+    """Rendezvous of all ``hosts``; waits for them at most ``timeout_s`` seconds.
 
-    Raises UserError if a host does not come, has other sizes than the first, or does
-    not reach another.
+    Raises UserError if a host is missing, its options differ from the first host's, or
+    it cannot connect to another.
     """
     store = _serve(hosts, timeout_s) if hosts.is_first else find(hosts, timeout_s)
-    gathering = Gathering(hosts, store, timeout_s)
+    rendezvous = HostRendezvous(hosts, store, timeout_s)
     try:
-        gathering.meet(world_size)
-        yield gathering
+        rendezvous.join(world_size)
+        yield rendezvous
     except dist.DistStoreError as error:
         line = f"a host did not answer within {timeout_s:g} s"
         raise UserError(f"{hosts.endpoint}: {line}") from error
     except dist.DistError as error:
-        raise UserError(f"{hosts.endpoint}: the first host has gone") from error
+        raise UserError(f"{hosts.endpoint}: lost the first host") from error
     finally:
-        gathering.leave()
+        rendezvous.leave()
 
 
-def _as_plain(error: Exception | None) -> Told:
+def _as_plain(error: Exception | None) -> Report:
     if error is None:
         return []
     if isinstance(error, UserError):
@@ -269,8 +268,8 @@ def _as_plain(error: Exception | None) -> Told:
     return [LEFT if of_another else FAILED, str(error), vars(error)]
 
 
-def _from_plain(told: Told, host: Known, own: Exception | None) -> Exception:
-    order, line, facts = told
+def _from_plain(report: Report, host: Known, own: Exception | None) -> Exception:
+    order, line, facts = report
     if order == MISTAKE:
         return UserError(line if line == str(own) else f"{host}: {line}")
     error = RankError(line)
@@ -281,11 +280,12 @@ def _from_plain(told: Told, host: Known, own: Exception | None) -> Exception:
 def _serve(hosts: Hosts, timeout_s: float) -> Store:
     place = hosts.address, hosts.port
     try:
-        door = socket.create_server(place, family=family_of(hosts.address), backlog=128)
+        family = family_of(hosts.address)
+        listener = socket.create_server(place, family=family, backlog=128)
     except OSError as error:
         raise UserError(
-            f"--rdzv-endpoint: {hosts.endpoint}: {error.strerror}; where several hosts "
-            "of a run share an address, --node-rank tells them apart"
+            f"--rdzv-endpoint: {hosts.endpoint}: {error.strerror}; if several hosts of "
+            "a run share an address, set --node-rank on each"
         ) from None
     note(f"waiting at {hosts.endpoint} for {hosts.count - 1} more")
     return TCPStore(
@@ -294,18 +294,18 @@ def _serve(hosts: Hosts, timeout_s: float) -> Store:
         wait_for_workers=False,
         timeout=timedelta(seconds=timeout_s),
         # the store closes it
-        master_listen_fd=door.detach(),
+        master_listen_fd=listener.detach(),
     )
 
 
 def find(hosts: Hosts, timeout_s: float) -> Store:
-    """The store of the first host, as soon as it is there.
+    """Connect to the store of the first host, retrying for ``timeout_s`` seconds.
 
-    Raises UserError if nothing answers within ``timeout_s``, or another program.
+    Raises UserError if no process answers, or a process that is not minitrain.
     """
     note(f"waiting for the first host, at {hosts.endpoint}")
     deadline = time.monotonic() + timeout_s
-    # torch would print a warning each time that nothing listens yet
+    # not by TCPStore, which prints a warning for each refused connection
     while True:
         left_s = deadline - time.monotonic()
         try:
@@ -316,8 +316,8 @@ def find(hosts: Hosts, timeout_s: float) -> Store:
             if left_s < POLL_S:
                 raise UserError(
                     f"--rdzv-endpoint: {hosts.endpoint}: no answer within "
-                    f"{timeout_s:g} s ({error.strerror or error}): the first host does "
-                    "not listen there, or a firewall is between"
+                    f"{timeout_s:g} s ({error.strerror or error}): the first host is "
+                    "not running, or a firewall blocks the connection"
                 ) from None
         time.sleep(POLL_S)
     found: SimpleQueue[Store | None] = SimpleQueue()
@@ -327,15 +327,15 @@ def find(hosts: Hosts, timeout_s: float) -> Store:
             found.put(_store_at(hosts, timeout_s))
         found.put(None)
 
-    # torch waits without a limit for a server that accepts, and then sends nothing
+    # in a thread: torch waits forever for a server that accepts but never answers
     threading.Thread(target=connect, daemon=True).start()
     store = None
     with suppress(Empty):
         store = found.get(timeout=max(1.0, deadline - time.monotonic()))
     if store is None:
         raise UserError(
-            f"--rdzv-endpoint: {hosts.endpoint}: what answers there is no run of "
-            "minitrain, or one that has just ended"
+            f"--rdzv-endpoint: {hosts.endpoint}: answered by another program, or by a "
+            "minitrain run that has just ended"
         )
     return store
 

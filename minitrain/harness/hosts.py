@@ -1,6 +1,6 @@
-"""Several hosts for one run: how many, where they meet, over which interface they talk.
+"""Multi-host options: number of hosts, rendezvous endpoint, network interface.
 
-The options are torchrun's: ``--nnodes``, ``--rdzv-endpoint``, ``--node-rank``.
+They are named as torchrun's: ``--nnodes``, ``--rdzv-endpoint``, ``--node-rank``.
 """
 
 import argparse
@@ -19,8 +19,8 @@ ENDPOINT = re.compile(r"(?:\[(?P<v6>[^]]+)\]|(?P<host>[^:]+))(?::(?P<port>\d{1,5
 
 
 class Interface(NamedTuple):
-    """A network interface that is up, and the address that ranks talk over: gloo,
-    which gets the name alone, takes the first, IPv4 before IPv6.
+    """Network interface that is up, with its first address, IPv4 before IPv6: the one
+    that gloo, which gets only the name, uses.
     """
 
     name: str
@@ -29,10 +29,10 @@ class Interface(NamedTuple):
 
 @dataclass(frozen=True)
 class Hosts:
-    """``count`` hosts that meet at ``address``:``port``, which belongs to the first.
+    """Rendezvous options of ``count`` hosts; ``address``:``port`` is on the first host.
 
-    This one talks over ``interface``, and is ``number`` among them; None where that is
-    left to the hosts: then the one that has the address is the first.
+    This host uses ``interface`` and has the given ``number``. With None, numbers follow
+    the order of arrival, and the host with ``address`` is the first.
     """
 
     count: int
@@ -43,19 +43,19 @@ class Hosts:
 
     @property
     def is_first(self) -> bool:
-        """True if this host has the address where all meet, and gets the results."""
+        """True if this host serves the rendezvous and gets the results."""
         if self.number is not None:
             return self.number == 0
         return any(one.address == self.address for one in own_interfaces())
 
     @property
     def endpoint(self) -> str:
-        """The endpoint as it is typed."""
+        """Endpoint in the format of the option, HOST:PORT."""
         host = f"[{self.address}]" if ":" in self.address else self.address
         return f"{host}:{self.port}"
 
     def ranks_here(self, world_size: int) -> int:
-        """Number of ranks of a host; UserError unless ``world_size`` comes out even."""
+        """Return the ranks per host; raises UserError if they do not divide evenly."""
         if world_size % self.count:
             raise UserError(
                 f"--world-size = {world_size}: must be a multiple of --nnodes = "
@@ -65,31 +65,31 @@ class Hosts:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options that make this host one of several."""
+    """Add the command-line options for several hosts."""
     several = parser.add_argument_group("several hosts (docs/several-hosts.md)")
-    several.add_argument("--nnodes", type=int, metavar="N", help="how many hosts")
+    several.add_argument("--nnodes", type=int, metavar="N", help="number of hosts")
     several.add_argument(
         "--rdzv-endpoint",
         metavar="HOST:PORT",
-        help=f"an address of the first host, where all meet (port {DEFAULT_PORT})",
+        help=f"address of the first host for the rendezvous (port {DEFAULT_PORT})",
     )
     several.add_argument(
         "--node-rank",
         type=int,
         metavar="N",
-        help="which host this is; without it, the one with the address is the first",
+        help="number of this host; default: the host with the address is the first",
     )
     several.add_argument(
         "--interface",
         metavar="NAME",
-        help="what ranks talk over; without it, what leads to the first host",
+        help="network interface of the ranks; default: the route to the first host",
     )
 
 
 def hosts_of(arguments: argparse.Namespace) -> Hosts | None:
-    """Return the hosts that the options name; None for one host.
+    """Parse the options of several hosts; returns None for a single host.
 
-    Raises UserError for options that do not fit each other or this host.
+    Raises UserError for options that are inconsistent or do not match this host.
     """
     count, endpoint = arguments.nnodes, arguments.rdzv_endpoint
     number, name = arguments.node_rank, arguments.interface
@@ -97,13 +97,13 @@ def hosts_of(arguments: argparse.Namespace) -> Hosts | None:
         given = {"rdzv-endpoint": endpoint, "node-rank": number, "interface": name}
         for option, value in given.items():
             if value is not None:
-                line = f"--{option} = {value!r}: must not stand without --nnodes"
+                line = f"--{option} = {value!r}: requires --nnodes"
                 raise UserError(line)
         return None
     if count < 1:
         raise UserError(f"--nnodes = {count}: must be at least 1")
     if count == 1:
-        # a batch script that counts hosts may count one
+        # as passed by a batch script on a single node
         return None
     if endpoint is None:
         raise UserError("--rdzv-endpoint: is missing, an address of the first host")
@@ -127,13 +127,13 @@ def _where(endpoint: str) -> tuple[str, int]:
         addresses = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         raise UserError(f"--rdzv-endpoint: {host!r}: {error}") from None
-    # IPv4 where there is both: gloo takes the first address of an interface
+    # prefer IPv4: gloo uses the first address of an interface
     first = min(addresses, key=lambda one: one[0] != socket.AF_INET)
     return str(first[4][0]), port
 
 
 def own_interfaces() -> list[Interface]:
-    """Every address of this host, with the interface that has it, in gloo's order."""
+    """Return every address of this host with its interface, in gloo's order."""
     families = (socket.AF_INET, socket.AF_INET6)
     return [
         Interface(name, one.address.partition("%")[0])
@@ -144,7 +144,7 @@ def own_interfaces() -> list[Interface]:
 
 
 def interface_named(name: str) -> Interface:
-    """The interface ``name``; UserError if there is none, it is down or unaddressed."""
+    """Return interface ``name``; raises UserError if it has no address or is down."""
     states = psutil.net_if_stats()
     if name not in states:
         names = ", ".join(sorted(states))
@@ -156,23 +156,20 @@ def interface_named(name: str) -> Interface:
 
 
 def interface_towards(address: str) -> Interface:
-    """The interface over which packets to ``address`` leave this host.
-
-    Raises UserError if there is no route.
-    """
+    """Return the interface of the route to ``address``; raises UserError if none."""
     with socket.socket(family_of(address), socket.SOCK_DGRAM) as probe:
         try:
-            # of a datagram socket it sends nothing; the kernel picks the route
+            # connecting a UDP socket sends nothing, but selects the route
             probe.connect((address, 9))
         except OSError as error:
             raise UserError(
-                f"network: no route to {address}: {error.strerror}; --interface names "
-                "one"
+                f"network: no route to {address}: {error.strerror}; choose an "
+                "interface with --interface"
             ) from None
         own = probe.getsockname()[0]
     return interface_named(next(o.name for o in own_interfaces() if o.address == own))
 
 
 def family_of(address: str) -> socket.AddressFamily:
-    """IPv4 or IPv6."""
+    """Return the address family, IPv4 or IPv6."""
     return socket.AF_INET6 if ":" in address else socket.AF_INET

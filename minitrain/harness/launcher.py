@@ -1,11 +1,10 @@
-"""Starting ranks: of a function, from plain Python, scripts and notebooks, or of a
-module, under torchrun.
+"""Launchers of ranks: a function from Python or a notebook, or a module under torchrun.
 
-Either way ranks meet in a file of a private folder, a failure comes back as one
-exception that names the rank, and no process is left behind: a rank ends when the
-process that started it is gone, even after kill -9. torchrun runs inside the launching
-process, so that process is the parent of the ranks, and no page of text is printed. On
-several hosts each torchrun knows of its own ranks alone; the hosts meet in
+Ranks rendezvous through a file in a private folder, a failure is raised as one
+exception that names the rank, and no process is left behind: ranks exit with the
+process that started them, even after kill -9. torchrun runs inside the launching
+process, which is thus the parent of the ranks, and its error page is not printed. On
+several hosts each torchrun knows only its own ranks; the hosts are connected by
 :mod:`minitrain.harness.host_rendezvous`.
 """
 
@@ -35,23 +34,23 @@ from minitrain.core.errors import UserError
 from minitrain.core.files import writing
 from minitrain.core.signals import LAUNCHER_PID
 from minitrain.harness.hang_monitor import HangMonitor
-from minitrain.harness.host_rendezvous import Gathering
+from minitrain.harness.host_rendezvous import HostRendezvous
 from minitrain.harness.rank import PAYLOAD
 from minitrain.harness.run_dir import private_folder
 from minitrain.harness.stack_dump import native_words
 
 RANK_PROGRAM = "minitrain.harness.rank"
 RENDEZVOUS = "minitrain"
-# torchrun would pass a signal on, and each rank print a traceback. Stages make it an
-# exception (minitrain.core.signals), at which torchrun sends SIGTERM to the ranks.
+# torchrun would forward signals, and each rank print a traceback. Stages raise an
+# exception instead (minitrain.core.signals), on which torchrun sends SIGTERM.
 SIGNALS = "none"
-# from SIGTERM to SIGKILL for the ranks that are left
+# from SIGTERM to SIGKILL
 SHUTDOWN_S = 2
 
 
 def rank_environment(rank: int, world_size: int, folder: Path) -> dict[str, str]:
-    """Environment of a rank of one host, and the ``folder`` where it meets the others:
-    to be added to ``os.environ``. The rank ends when the calling process does.
+    """Return the environment variables of a rank on a single host, whose ranks
+    rendezvous in ``folder``. The rank exits with the calling process.
     """
     return {
         "RANK": str(rank),
@@ -69,14 +68,16 @@ def launch(
     threads_per_process: int = 1,
     timeout_s: float = 300,
 ) -> list[Any]:
-    """Run ``fn(*args)`` in ``world_size`` new processes -> their results, by rank.
+    """Run ``fn(*args)`` in ``world_size`` new processes and return the results by rank.
 
-    Functions of a notebook cell, and of a script without a main guard, work: they
-    travel by value (cloudpickle), and torch's default dtype with them. ``fn`` joins the
-    others with :func:`minitrain.ddp.distributed`; torch's own ``init_process_group``
-    finds no MASTER_ADDR here. Raises RankError (a rank's UserError as such) for the
-    first rank that fails, and when ``timeout_s`` seconds have passed;
-    UserError for a ``world_size`` below 1. No process is left in any case.
+    ``fn`` is pickled by value (cloudpickle), so functions of a notebook cell or of a
+    script without a main guard work; torch's default dtype is passed on. ``fn`` joins
+    the group with :func:`minitrain.ddp.distributed`; torch's ``init_process_group``
+    would need MASTER_ADDR. No process is left running in any case.
+
+    Raises:
+        RankError: a rank failed, or ``timeout_s`` seconds have passed.
+        UserError: ``world_size`` is below 1, or a rank raised it.
     """
     if world_size < 1:
         raise UserError(f"world_size = {world_size}: must be at least 1")
@@ -113,7 +114,7 @@ def _start(environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
         [sys.executable, "-m", RANK_PROGRAM],
         env={**os.environ, **environment, "PYTHONPATH": path},
         stdin=subprocess.DEVNULL,
-        # what it starts ends with it
+        # a new process group, so that its children are killed with it
         start_new_session=True,
     )
 
@@ -124,27 +125,27 @@ def torchrun(
     world_size: int,
     *,
     threads_per_process: int,
-    gathering: Gathering | None = None,
+    rendezvous: HostRendezvous | None = None,
 ) -> None:
     """Run ``python -m module arguments`` as ``world_size`` ranks under torchrun.
 
-    All of them on this host, where they meet in a file: nothing listens but gloo, on
-    loopback, and with nccl what NCCL opens. Or on all hosts of ``gathering``, each of
-    which calls this. Raises the first failing rank's UserError, or RankError with
-    the rank and how it ended, or where it hangs; the same on all hosts.
+    Without ``rendezvous`` all ranks run on this host: only gloo listens, on loopback,
+    and NCCL if used. With it, every host calls this function. Raises the UserError of
+    the first rank that failed, or a RankError with the rank and its cause of exit or
+    the location of its hang; the same on all hosts.
     """
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     _silence("torch.distributed")
-    attempt = gathering.attempt if gathering else "attempt-1"
-    here = gathering.hosts.ranks_here(world_size) if gathering else world_size
-    begin = gathering.number * here if gathering else 0
+    attempt = rendezvous.attempt if rendezvous else "attempt-1"
+    here = rendezvous.hosts.ranks_here(world_size) if rendezvous else world_size
+    begin = rendezvous.number * here if rendezvous else 0
     pids: dict[int, int] = {}
     codes: dict[int, int] = {}
 
     with private_folder() as folder:
-        environment = _environment(folder, gathering)
+        environment = _environment(folder, rendezvous)
         environment["OMP_NUM_THREADS"] = str(threads_per_process)
 
         def known() -> dict[int, int]:
@@ -154,7 +155,7 @@ def torchrun(
             return pids
 
         options = _options(folder, here, attempt)
-        elsewhere = gathering.ended_elsewhere if gathering else None
+        elsewhere = rendezvous.ended_elsewhere if rendezvous else None
         monitor = HangMonitor(folder, known, elsewhere)
         try:
             with monitor.in_background(), variables(environment):
@@ -166,8 +167,8 @@ def torchrun(
         finally:
             monitor.end_all()
         cause = monitor.cause(codes)
-        # what ended well here may not have done so elsewhere
-        if cause := gathering.agree_on(cause) if gathering else cause:
+        # ranks of another host may have failed
+        if cause := rendezvous.agree_on(cause) if rendezvous else cause:
             raise cause
         print(native_words(folder, pids), end="", file=sys.stderr)
 
@@ -188,8 +189,8 @@ def _options(folder: Path, num_ranks: int, attempt: str) -> list[str]:
 
 
 def _rendezvous(parameters: Any) -> Any:
-    # Torch's own serves TCP on every interface, or polls a file, for ever where a full
-    # disk cut its last record. This one is in memory: ranks meet in comm.store.
+    # Torch's own serve TCP on every interface, or poll a file, forever if a full disk
+    # truncated it. This one is in memory: the ranks use comm.store.
     from torch.distributed.elastic import rendezvous
     from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import (
         StaticTCPRendezvous,
@@ -206,36 +207,38 @@ def _rendezvous(parameters: Any) -> Any:
     return Alone("", 0, 0, 1, parameters.run_id, 1)
 
 
-def _environment(folder: Path, gathering: Gathering | None = None) -> dict[str, str]:
+def _environment(
+    folder: Path, rendezvous: HostRendezvous | None = None
+) -> dict[str, str]:
     ours = {STORE: str(folder / "ranks"), LAUNCHER_PID: str(os.getpid())}
-    if gathering is None:
+    if rendezvous is None:
         return {**ours, INTERFACES: interfaces()}
-    hosts, name = gathering.hosts, gathering.hosts.interface.name
+    hosts, name = rendezvous.hosts, rendezvous.hosts.interface.name
     return {
         **ours,
         INTERFACES: name,
-        # not every interface whose name begins so
+        # "=" for an exact match; NCCL matches prefixes by default
         "NCCL_SOCKET_IFNAME": f"={name}",
         MEET_AT: f"{hosts.port} {hosts.address}",
-        HOSTS: f"{gathering.number} {hosts.count}",
+        HOSTS: f"{rendezvous.number} {hosts.count}",
     }
 
 
 def _ranks_among_children(folder: Path) -> dict[int, int]:
-    # torchrun does not name its processes: those of the run in folder, by local rank
+    # pids by local rank, from the children's environment: torchrun does not expose them
     found = {}
-    # in a container /proc may be hidden, or that of another namespace
+    # in a container /proc may be hidden or belong to another namespace
     with suppress(psutil.Error, OSError):
         for child in psutil.Process().children():
             with suppress(psutil.Error):
-                told = child.environ()
-                if Path(told.get(STORE, "")).parent == folder and "LOCAL_RANK" in told:
-                    found[int(told["LOCAL_RANK"])] = child.pid
+                env = child.environ()
+                if Path(env.get(STORE, "")).parent == folder and "LOCAL_RANK" in env:
+                    found[int(env["LOCAL_RANK"])] = child.pid
     return found
 
 
 def _silence(package: str) -> None:
-    # what matters in its log lines comes back as an exception
+    # errors are raised as exceptions instead
     for name in list(logging.root.manager.loggerDict):
         if name.startswith(package):
             logging.getLogger(name).setLevel(logging.CRITICAL)

@@ -1,7 +1,6 @@
 """Setup and teardown of a rank, for both launchers.
 
-As a module of its own (``python -m``) it is a process of
-:func:`minitrain.harness.launcher.launch`.
+:func:`minitrain.harness.launcher.launch` runs this module with ``python -m``.
 """
 
 import os
@@ -32,34 +31,35 @@ from minitrain.harness.failures import (
     write_report,
 )
 
-# what the function and its arguments are in, in the folder of the run
+# file in the run's folder with the pickled function and arguments
 PAYLOAD = "payload"
-# a rank that lost a peer exits after it, so that the launcher sees the cause first; one
-# that gave up is ended as soon as the launcher has looked for the one that is missing
+# delay before exit: a rank that lost a peer exits after it, so that the launcher sees
+# the cause first; one that timed out is killed once the launcher has found the cause
 PAUSES_S = {LEFT: 0.5, LOST: 0.5, GAVE_UP: 3.0}
 
 
 @contextmanager
 def as_rank() -> Iterator[Path | None]:
-    """Set up and end a rank around its body -> the folder of its run. It ends with its
-    launcher, has a heartbeat, dumps its stack when asked, keeps from the terminal what
-    C++ prints, and reports an exception. None of it but the first in a rank that our
-    launchers did not start.
+    """Set up and tear down a rank; yields the folder of its run.
+
+    The rank exits with its launcher, has a heartbeat, dumps its stack on request,
+    redirects the output of C++ libraries to a file and reports exceptions. If another
+    launcher started it, it only exits with its parent, and None is yielded.
     """
     end_with_launcher()
     store = our_store()
     if store is None:
         yield None
         return
-    # Ctrl-C reaches every process of a terminal; the launcher ends its ranks
+    # Ctrl-C reaches every process of a terminal; the launcher terminates its ranks
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # a rank that joins by these would serve a TCP store on every interface
+    # with these, torch would serve a TCP store on every interface
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         os.environ.pop(name, None)
     folder, rank = store.parent, os.environ["RANK"]
     stack.keep_native_words(heartbeat.file_of(folder, rank, "words"))
     stack.answer_in(heartbeat.file_of(folder, rank, "stack"))
-    # last: from then on the request for a stack dump does not end this rank
+    # last: the launcher requests stack dumps only once the heartbeat exists
     place = heartbeat.make_place(heartbeat.file_of(folder, rank))
     try:
         yield folder
@@ -72,7 +72,7 @@ def _fail(folder: Path, failure: Failure) -> NoReturn:
     try:
         write_report(folder, int(os.environ["RANK"]), failure)
     except OSError as why:
-        # as where a disk is full
+        # for example, disk full
         note(f"{failure} (not reported: {why})")
     if isinstance(failure, RankError):
         time.sleep(PAUSES_S.get(failure.kind, 0.0))
@@ -80,14 +80,14 @@ def _fail(folder: Path, failure: Failure) -> NoReturn:
 
 
 def exit_now(code: int) -> NoReturn:
-    """Exit without clean-up, in which a process group that lost a rank may wait."""
+    """Exit without cleanup, which could hang in a process group that lost a rank."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
 def main() -> None:
-    """Run the function that :func:`~minitrain.harness.launcher.launch` was given."""
+    """Run the function passed to :func:`~minitrain.harness.launcher.launch`."""
     with as_rank() as folder:
         assert folder is not None
         dtype, fn, args = cloudpickle.loads((folder / PAYLOAD).read_bytes())

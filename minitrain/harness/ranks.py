@@ -1,8 +1,7 @@
-"""A module that starts itself as ranks, here or on several hosts, and is each one.
+"""Self-launching modules: one script is both launcher and rank, on one or more hosts.
 
-Ranks that were lost start again, from the newest checkpoint; mistakes do not. A code
-error looks like a lost rank at first. It comes back at the same step, and then it is
-raised.
+Lost ranks are restarted from the newest checkpoint; user errors are not. A bug first
+looks like a lost rank; when it recurs at the same step, it is raised.
 """
 
 import importlib.util
@@ -17,15 +16,14 @@ from typing import Any
 from minitrain.comm.store import HOSTS, RUN_ID, names_of_a_rank, our_store
 from minitrain.core.errors import RankError, UserError
 from minitrain.core.printable import note
-from minitrain.harness.host_rendezvous import Gathering, gathered
+from minitrain.harness.host_rendezvous import HostRendezvous, join_hosts
 from minitrain.harness.hosts import Hosts
 from minitrain.harness.launcher import launch, torchrun
 from minitrain.harness.rank import as_rank
 
-# addresses, ports and process numbers: another each time
+# addresses, ports and pids, which differ between attempts
 CHANGING = re.compile(r"0x[0-9a-f]+|\d{4,}")
-# nothing that the code does: a rank that is killed twice at one step may be killed by
-# a scheduler or by the OOM killer
+# not caused by the code: a scheduler or the OOM killer may kill twice at one step
 FROM_OUTSIDE = ("killed by SIGKILL", "killed by SIGTERM", "stopped")
 
 
@@ -40,49 +38,50 @@ def run_as_ranks(
     hosts: Hosts | None = None,
     timeout_s: float = 120,
 ) -> None:
-    """Run ``body`` as ``world_size`` ranks; it is given the name of the launcher.
+    """Run ``body`` as ``world_size`` ranks; its argument is the launcher's name.
 
-    In a rank that torchrun started, this runs ``body``. Anywhere else it calls
+    In a rank started by torchrun, runs ``body``. In any other process, calls
     ``preflight``, then starts ``python -m module`` with the arguments of this process
-    under torchrun, or, on a torch build without torchrun, ``body`` through
-    :func:`launch`; all ranks again where one was lost, up to ``max_restarts`` times
-    (:func:`with_restarts`). If this host is one of several ``hosts``, it waits
-    ``timeout_s`` seconds for the others.
-    Raises UserError in a rank of a run of another size.
+    under torchrun, or ``body`` through :func:`launch` on a torch build without
+    torchrun. If a rank is lost, restarts all up to ``max_restarts`` times (see
+    :func:`with_restarts`). Waits ``timeout_s`` seconds for the other ``hosts``, if any.
+
+    Raises:
+        UserError: this rank belongs to a run of another size.
     """
-    # what another torchrun left alone is no rank
+    # both are needed: torchrun variables can be inherited by a process that is no rank
     if RUN_ID in os.environ and all(name in os.environ for name in names_of_a_rank()):
         _count_all_hosts()
         if os.environ["WORLD_SIZE"] != str(world_size):
             raise UserError(
-                f"environment: WORLD_SIZE = {os.environ['WORLD_SIZE']} does not fit a "
-                f"run of {world_size}; where torchrun did not start this process, "
-                f"unset {RUN_ID}"
+                f"environment: WORLD_SIZE = {os.environ['WORLD_SIZE']} does not match "
+                f"a run of {world_size}; if torchrun did not start this process, unset "
+                f"{RUN_ID}"
             )
         with as_rank():
             body("torchrun")
         return
     has_torchrun = importlib.util.find_spec("torch.distributed.run") is not None
 
-    def start(gathering: Gathering | None = None) -> None:
+    def start(rendezvous: HostRendezvous | None = None) -> None:
         options: dict[str, Any] = {"threads_per_process": threads_per_process}
         if has_torchrun:
-            options["gathering"] = gathering
+            options["rendezvous"] = rendezvous
             return torchrun(module, sys.argv[1:], world_size, **options)
-        # ranks that hang are found; how long training takes is not known
+        # no limit on the duration of training; hangs are detected by heartbeat
         launch(body, world_size, "launch", timeout_s=math.inf, **options)
 
     preflight()
     if hosts is None:
         return with_restarts(start, max_restarts)
     if not has_torchrun:
-        raise UserError("--nnodes: this torch has no torchrun, which hosts need")
-    with gathered(hosts, timeout_s, world_size) as gathering:
-        with_restarts(partial(start, gathering), max_restarts)
+        raise UserError("--nnodes: requires torchrun, which this torch build omits")
+    with join_hosts(hosts, timeout_s, world_size) as rendezvous:
+        with_restarts(partial(start, rendezvous), max_restarts)
 
 
 def _count_all_hosts() -> None:
-    # torchrun, which knows of the ranks of this host alone, counts them from 0
+    # torchrun numbers the ranks of each host from 0; make them global
     if our_store() is None or HOSTS not in os.environ:
         return
     number, count = map(int, os.environ[HOSTS].split())
@@ -93,10 +92,10 @@ def _count_all_hosts() -> None:
 
 
 def with_restarts(attempt: Callable[[], None], max_restarts: int) -> None:
-    """Call ``attempt``, and again when it loses a rank, up to ``max_restarts`` times.
+    """Call ``attempt``, repeating it up to ``max_restarts`` times if it loses a rank.
 
-    Prints on stderr what happened before each. Raises the last RankError: that of one
-    too many, or of two in a row that are the same at the same step.
+    Prints the failure on stderr before each restart. Raises the RankError if it repeats
+    the previous one at the same step, or no restart is left.
     """
     before: tuple[str, int | None] | None = None
     for count in range(1, max_restarts + 2):
@@ -110,4 +109,4 @@ def with_restarts(attempt: Callable[[], None], max_restarts: int) -> None:
                 raise
             before = now
             line = " ".join(str(error).split())
-            note(f"{line}; starting again ({count} of {max_restarts})")
+            note(f"{line}; restarting ({count} of {max_restarts})")

@@ -1,7 +1,7 @@
-"""The folder in which the ranks of one host meet, gone with the process that made it.
+"""Temporary folder for the rendezvous of the ranks on one host.
 
-Its maker holds a lock on it, which the kernel releases however that process ends. So
-the next launcher knows which folders are abandoned.
+Its creator holds a lock on it, which the kernel releases however the process ends, so
+the next launcher can detect and remove abandoned folders.
 """
 
 import fcntl
@@ -16,21 +16,21 @@ from pathlib import Path
 from minitrain.core.errors import UserError
 
 PREFIX = f"minitrain-meeting-{socket.gethostname()}-"
-# to meet; what a check saves there is more, and is refused where it is written
+# enough for the rendezvous; larger files report a full disk when they are written
 ROOM_BYTES = 1 << 20
 
 
 @contextmanager
 def private_folder() -> Iterator[Path]:
-    """A folder for what ranks of one host share, that only their user may enter.
+    """Yield a temporary folder for files shared by the ranks of one host, with access
+    for this user only.
 
-    Removes those that killed processes of this user left on this host. Raises UserError
-    if the folder for temporary files is full.
+    Removes abandoned folders first. Raises UserError if the disk is full.
     """
     remove_abandoned()
     while True:
         folder = Path(tempfile.mkdtemp(prefix=PREFIX))
-        # until it is locked, another process may take it for abandoned
+        # before it is locked, another launcher may remove it as abandoned
         with suppress(FileNotFoundError):
             lock = os.open(folder, os.O_RDONLY)
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -42,8 +42,8 @@ def private_folder() -> Iterator[Path]:
         if free < ROOM_BYTES:
             raise UserError(
                 f"{folder.parent}: no space left on the disk: {free / 1e6:.1f} MB are "
-                f"free, and ranks that meet there need {ROOM_BYTES / 1e6:.1f}; TMPDIR "
-                "names another folder"
+                f"free, ranks need {ROOM_BYTES / 1e6:.1f}; choose another folder with "
+                "TMPDIR"
             )
         yield folder
     finally:
@@ -52,11 +52,11 @@ def private_folder() -> Iterator[Path]:
 
 
 def remove_abandoned() -> list[Path]:
-    """Remove the folders of this user on this host whose makers are gone -> those."""
+    """Remove abandoned folders of this user on this host, and return their paths."""
     removed = []
-    # as many characters as mkdtemp adds: the name of another host may begin alike
+    # exactly mkdtemp's 8 characters: another host's name may start with this one's
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}{'?' * 8}"):
-        # another user may have put a link or a pipe there
+        # another user may have created a link or a pipe there
         with suppress(OSError):
             lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             with suppress(BlockingIOError):

@@ -1,7 +1,7 @@
-"""Stack dumps of ranks: asked for from outside, answered in C.
+"""Stack dumps of ranks on request, by a signal handler in C (faulthandler).
 
-The answer needs neither the GIL nor the main loop, so a rank that waits in a collective
-answers too. Only one that is stopped, or never started, does not.
+A dump needs neither the GIL nor the main thread, so it works for a rank that waits in a
+collective. Only a rank that is stopped or never started does not answer.
 """
 
 import faulthandler
@@ -17,21 +17,21 @@ from pathlib import Path
 
 from minitrain.comm.heartbeat import file_of
 
-# free in torch, DVC and Slurm; one that a user's code may use is not taken from it
+# not used by torch, DVC or Slurm, and unlikely in user code
 ASK: int = getattr(signal, "SIGRTMAX", signal.SIGUSR2)
 ANSWER_S = 1.0
 # lines of a traceback (innermost last) and of faulthandler (innermost first)
 FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
-# where a rank stands that waits for another; the rest of torch computes
+# innermost frames of a rank that waits for another; the rest of torch computes
 WAITS = re.compile(
     r"/torch/(distributed/|nn/parallel/|autograd/graph\.py)"
     r"|/minitrain/(comm|sync)/"
 )
-# what is called to get into a wait and to any other operator
+# frames around any operator, a wait or not
 PASSES_ON = re.compile(r"/torch/(_ops|_compile|utils/_contextlib)\.py")
-# what a rank calls to meet others, which is no place of its own
+# frames of communication code, not of the rank's own code
 COMMUNICATION = re.compile(r"/minitrain/(comm|harness)/")
-# no reader of the message wrote these
+# frames that are not user code
 LIBRARIES = (
     "<",
     *{sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib")},
@@ -39,7 +39,7 @@ LIBRARIES = (
 
 
 class Stack(list[tuple[str, str]]):
-    """File and line of each frame that a text lists, innermost first."""
+    """Frames of a stack dump as (file, line), innermost first."""
 
     def __init__(self, text: str, *, innermost_last: bool = False) -> None:
         found = FRAME.findall(text)
@@ -47,7 +47,7 @@ class Stack(list[tuple[str, str]]):
 
     @property
     def waits(self) -> bool:
-        """True if another rank is waited for here."""
+        """True if this is a wait for another rank."""
         inner = next((file for file, _ in self if not PASSES_ON.search(file)), "")
         return WAITS.search(inner) is not None
 
@@ -62,20 +62,20 @@ class Stack(list[tuple[str, str]]):
 
 
 def answer_in(file: Path) -> None:
-    """Have this process write its stack into ``file`` when it is asked or crashes
-    (SIGSEGV, SIGABRT and their like).
+    """Have this process dump its stack to ``file`` on request and on a crash (SIGSEGV,
+    SIGABRT and similar).
     """
-    # no object that Python closes at its end: a crash may come later
+    # a raw descriptor, which stays open after Python's shutdown closes files
     fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     faulthandler.enable(fd)
     faulthandler.register(ASK, fd, all_threads=False)
 
 
 def ask(files: Mapping[int, Path]) -> dict[int, Stack]:
-    """Return the stacks, by process, of those that answer within :data:`ANSWER_S`.
+    """Return the stacks, by pid, of processes that answer within :data:`ANSWER_S`.
 
-    ``files`` are what :func:`answer_in` was called with, by process: one in which that
-    has not happened yet would be ended by the question.
+    ``files`` maps the pid to the file passed to :func:`answer_in` in that process; the
+    signal would kill a process that has not called it.
     """
     before = {pid: len(read(file)) for pid, file in files.items()}
     for pid in files:
@@ -86,40 +86,40 @@ def ask(files: Mapping[int, Path]) -> dict[int, Stack]:
     while len(found) < len(files) and time.monotonic() < deadline:
         time.sleep(0.05)
         for pid in files.keys() - found:
-            said = read(files[pid])[before[pid] :]
-            # the outermost frame is the last to be written
+            dump = read(files[pid])[before[pid] :]
+            # the outermost frame is written last
             late = time.monotonic() > deadline - ANSWER_S / 2
-            if ("<module>" in said or late) and (stack := Stack(said)):
+            if ("<module>" in dump or late) and (stack := Stack(dump)):
                 found[pid] = stack
     return found
 
 
 def read(file: Path) -> str:
-    """Return the text of ``file``; nothing if there is none."""
+    """Return the text of ``file``, empty if it is missing."""
     with suppress(FileNotFoundError):
         return file.read_text(errors="replace")
     return ""
 
 
 def of_crash(text: str) -> Stack:
-    """Return the stack of the main thread, the last of what a crash left."""
+    """Return the stack of the main thread, which comes last in a crash dump."""
     return Stack(text.split("Thread 0x")[-1])
 
 
 def keep_native_words(file: Path) -> None:
-    """Send what C and C++ libraries print to ``file``; Python goes on as before.
+    """Redirect the stderr of C and C++ libraries to ``file``, but not Python's.
 
-    They print before they abort, a page that the launcher makes a line of.
+    The launcher condenses the page that they print before an abort into one line.
     """
     sys.stderr.flush()
     python_only = os.dup(2)
-    said = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    os.dup2(said, 2)
-    os.close(said)
+    native = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(native, 2)
+    os.close(native)
     stream = open(python_only, "w", buffering=1, errors="backslashreplace")  # noqa: SIM115
     sys.stderr = stream
 
 
 def native_words(folder: Path, ranks: Iterable[int]) -> str:
-    """Return what the libraries of all ``ranks`` printed."""
+    """Return the redirected output of all ``ranks``."""
     return "".join(read(file_of(folder, rank, "words")) for rank in ranks)

@@ -1,1 +1,1 @@
-"""The small GPT, and the factory for any other model."""
+"""The small GPT, and the factory for other models."""

@@ -1,6 +1,6 @@
-"""Building the model that ``model.file`` and ``model.factory`` name, and trying it.
+"""Model construction from ``model.file`` and ``model.factory``, and a trial step.
 
-Whatever a user's model can get wrong is found here, before any process is launched.
+Errors in a user's model are reported here, before any process is launched.
 """
 
 import importlib
@@ -28,18 +28,18 @@ from minitrain.core.params import Model
 from minitrain.data.batches import MicroBatch, causal_lm_loss
 
 Loss = Callable[[nn.Module, Any], Tensor]
-# how a loss that is given is called
+# name of a user's loss in messages
 GIVEN = "loss(model, batch)"
 _LIBRARIES = ("<", sysconfig.get_path("stdlib"))
 _HERE = Path(__file__).parent
-# a model that calls sys.exit(0) must not pass for a stage that went well
+# SystemExit: a model that calls sys.exit(0) must not look like a successful stage
 _FAILURES = (Exception, SystemExit)
 
 
 def build_model(params: Model, vocab_size: int) -> nn.Module:
-    """Call the factory with the ``model`` section and the vocabulary size; meanwhile
-    what lies beside its file can be imported. Raises UserError naming ``model.file`` or
-    ``model.factory`` when it cannot be found, fails, or returns no torch.nn.Module.
+    """Call the factory with the ``model`` section and the vocabulary size. Meanwhile
+    modules in the folder of ``model.file`` can be imported. Raises UserError if the
+    factory is not found, fails, or does not return a torch.nn.Module.
     """
     of_file = ":" not in params.factory
     with neighbors_of(Path(params.file)) if of_file else nullcontext():
@@ -48,8 +48,8 @@ def build_model(params: Model, vocab_size: int) -> nn.Module:
 
 
 def make_model(factory: Callable[[], Any], name: str) -> nn.Module:
-    """Return ``factory()``; a UserError that begins with ``name`` where it fails, or
-    returns no torch.nn.Module.
+    """Return ``factory()``; raises a UserError that starts with ``name`` if it fails or
+    does not return a torch.nn.Module.
     """
     try:
         model = factory()
@@ -90,32 +90,32 @@ def _load(path: Path) -> ModuleType:
     if spec is None or spec.loader is None:
         raise UserError(f"model.file = {str(path)!r}: must be a Python file")
     module = importlib.util.module_from_spec(spec)
-    # dataclasses look their module up by name while it is being executed
+    # dataclasses look up their module by name during its execution
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
 
 
 class _Beside(MetaPathFinder):
-    # a folder on sys.path would outlive its model
+    # imports from one folder; an entry of sys.path would outlive the model
 
     def __init__(self, folder: Path) -> None:
         self._path = [str(folder)]
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        # what lies in a package, the package finds; and a mere folder must not hide a
-        # package of its name that is installed
+        # submodules are left to their package; a namespace package (a plain folder)
+        # must not shadow an installed package
         spec = PathFinder.find_spec(name, self._path) if path is None else None
         return spec if spec is not None and spec.loader is not None else None
 
 
 @contextmanager
 def neighbors_of(file: Path) -> Iterator[None]:
-    """Let the body import what lies beside ``file``, before all else. Each module is
-    loaded once in a process, as all modules are.
+    """Let the body import modules from the folder of ``file`` with priority. They stay
+    in ``sys.modules``, as usual.
     """
     finder = _Beside(file.resolve().parent)
-    # the list of a folder that Python keeps may be old
+    # Python's cached folder listing may be stale
     importlib.invalidate_caches()
     sys.meta_path.insert(0, finder)
     try:
@@ -125,7 +125,7 @@ def neighbors_of(file: Path) -> Iterator[None]:
 
 
 def _cause(error: BaseException) -> str:
-    # with the last line that is the user's
+    # with the innermost line of user code
     frames = traceback.extract_tb(error.__traceback__)
     users = [frame for frame in frames if _is_users(frame.filename)]
     place = f" ({users[-1].filename}:{users[-1].lineno})" if users else ""
@@ -133,7 +133,7 @@ def _cause(error: BaseException) -> str:
 
 
 def _is_users(file: str) -> bool:
-    # no library, and of ours only a model
+    # not a library, and of minitrain only this package's models
     if file.startswith(_LIBRARIES) or "site-packages" in file or file == __file__:
         return False
     return _HERE in Path(file).parents or _HERE.parent not in Path(file).parents
@@ -146,13 +146,12 @@ def try_model(
     loss: Loss | None = None,
     may_leave_unused: bool = False,
 ) -> None:
-    """Make one forward and backward pass; leaves gradients behind, so give it a spare.
+    """Run one forward and backward pass, which leaves gradients in ``model``.
 
-    ``loss(model, inputs)`` is by default the output's ``.loss``. Raises UserError for a
-    model that fails, whose state is no plain tensors, whose loss is no finite 0-dim
-    tensor, or that leaves a parameter without a finite dense gradient: stock DDP would
-    let step 0 pass and fail at step 1. With ``may_leave_unused`` a parameter may have
-    none.
+    ``loss(model, inputs)`` defaults to the output's ``.loss``. Raises UserError if the
+    model fails, its state is not plain tensors, its loss is not a finite 0-dim tensor,
+    or a parameter gets no finite dense gradient, at which stock DDP fails only at
+    step 1. With ``may_leave_unused`` parameters without a gradient are accepted.
     """
     _check_state(model)
     value = computed_loss(model, batch, loss)
@@ -160,7 +159,7 @@ def try_model(
     if not trained or not value.requires_grad:
         by = "its .loss" if loss is None else GIVEN
         why = ", which has no grad_fn" if trained else ""
-        raise UserError(f"model: no parameter of it can be trained by {by}{why}")
+        raise UserError(f"model: none of its parameters can be trained by {by}{why}")
     try:
         value.backward()
     except _FAILURES as error:
@@ -185,24 +184,24 @@ def try_model(
 
 
 class Wrapped(DistributedDataParallel):
-    """``module`` as a loss gets it in a rank under DDP, without a reducer."""
+    """Stand-in for the DDP wrapper that a loss gets in a rank, without a reducer."""
 
     def __init__(self, module: nn.Module) -> None:
         nn.Module.__init__(self)
         self.module = module
 
     def forward(self, *arguments: Any, **named: Any) -> Any:
-        """Compute what the module does."""
+        """Call the module."""
         return self.module(*arguments, **named)
 
 
 def computed_loss(model: nn.Module, batch: MicroBatch, loss: Loss | None) -> Tensor:
-    """Return the loss of ``batch``; UserError where it fails or is no finite number."""
+    """Return the loss of ``batch``; raises UserError if it fails or is not finite."""
     called, value = ("model", "model: .loss") if loss is None else (GIVEN, GIVEN)
     try:
         found: Any = (loss or causal_lm_loss)(model, batch.inputs)
     except _FAILURES as error:
-        lacks = isinstance(error, AttributeError) and error.name == "loss"
+        no_loss = isinstance(error, AttributeError) and error.name == "loss"
         if isinstance(error, AttributeError) and (
             isinstance(error.obj, Wrapped)
             or (error.name == "module" and error.obj is model)
@@ -212,7 +211,7 @@ def computed_loss(model: nn.Module, batch: MicroBatch, loss: Loss | None) -> Ten
                 "DistributedDataParallel (model.module) in a rank, and the plain model "
                 "in one process; minitrain.ddp.unwrap(model) is the model in both"
             ) from None
-        if loss is not None or not lacks:
+        if loss is not None or not no_loss:
             raise UserError(f"{called}: {_cause(error)}") from error
         raise UserError(
             "model: the output has no .loss; it must hold the mean over real targets"

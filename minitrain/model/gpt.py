@@ -1,8 +1,8 @@
-"""MiniGPT: a small pre-norm decoder with the usual names and nothing hidden.
+"""MiniGPT: a small pre-norm decoder-only transformer.
 
-It is called as Hugging Face causal language models are: ``model(input_ids=...,
-labels=...)`` takes two long tensors of shape (B, T), labels being the ids with padding
-as -100; the shift happens inside; ``loss`` is the mean over the real targets.
+Follows the convention of Hugging Face causal language models: ``model(input_ids=...,
+labels=...)`` takes two long tensors of shape (B, T). Labels are the ids with padding as
+-100; the model shifts them. ``loss`` is the mean over the real targets.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class CausalOutput:
 
 
 class Attention(nn.Module):
-    """Causal multi-head self-attention; no bias on queries, keys and values.
+    """Causal multi-head self-attention without bias on queries, keys and values.
 
     A bias on the keys would have a true gradient of zero (softmax ignores a constant
     shift), so AdamW would amplify its rounding noise to full-sized steps.
@@ -44,7 +44,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and a GELU feed-forward layer, each after a layer norm."""
+    """Attention and a GELU feed-forward layer, each with a pre-layer norm."""
 
     def __init__(self, n_embd: int, n_head: int) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ def _init_weights(module: nn.Module) -> None:
 
 
 def mini_gpt(params: Model, vocab_size: int) -> MiniGPT:
-    """The default ``model.factory``: a MiniGPT of the size that ``params`` asks for."""
+    """Build a MiniGPT of the size in ``params``: the default ``model.factory``."""
     return MiniGPT(
         vocab_size, params.block_size, params.n_layer, params.n_head, params.n_embd
     )

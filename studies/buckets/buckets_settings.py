@@ -1,4 +1,4 @@
-"""What studies/buckets/params.yaml may say."""
+"""Schema of studies/buckets/params.yaml."""
 
 from typing import Self
 

@@ -1,4 +1,4 @@
-"""Write which buckets each setting made, and what was seen of its speed."""
+"""Write a table of bucket layouts and speeds for each setting."""
 
 from pathlib import Path
 
@@ -39,7 +39,7 @@ def layout(num_bytes: dict[str, list[int]]) -> list[str]:
 
 
 def speeds(rounds: Rounds, caps: list[str]) -> list[str]:
-    # Each line differs from what it is compared with in one thing.
+    # Each line differs from its reference in one setting.
     pairs = [(CEILING, STOCK), (AGAIN, STOCK)]
     pairs += [(f"ddp, {cap}", STOCK) for cap in caps if cap != DEFAULT]
     pairs += [(f"watched, {cap}", f"ddp, {cap}") for cap in caps]

@@ -1,4 +1,4 @@
-"""Draw how fast DDP is with buckets of several sizes, with and without overlap."""
+"""Draw the speed of DDP over bucket sizes, with and without overlap."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from minitrain.report.numbers import percent, plural, times
 STUDY = Path(__file__).resolve().parent
 DEFAULT, CEILING = "torch's default", "no communication"
 STOCK, AGAIN = f"ddp, {DEFAULT}", "ddp again"
-# how each series of arms is drawn, and what the legend calls it
+# style and legend of each series
 SERIES = {
     "ddp": (BLUE, "o", "DDP itself"),
     "watched": (GREEN, "s", "with a hook"),
@@ -60,7 +60,7 @@ def draw(rounds: Rounds, buckets: dict[str, int]) -> None:
     for shift, (series, (color, shape, name)) in enumerate(SERIES.items(), -1):
         for x, cap in enumerate(buckets):
             arm, known, inside = f"{series}, {cap}", "" if x else name, color
-            # relative to itself it would be 1: its twin says more
+            # relative to itself it would be 1, so show its A/A duplicate
             if arm == STOCK:
                 arm, known, inside = AGAIN, "the default again", "white"
             one, at = rounds.compare(arm, STOCK), x + 0.2 * shift

@@ -1,7 +1,7 @@
-"""Measure DDP with buckets of several sizes, with and without overlap, interleaved.
+"""Measure DDP over bucket sizes, with and without overlap, interleaved.
 
-Beside them the ceiling (no communication) and the default once more (A/A). The buckets
-are noted in the very processes that are timed.
+Includes the ceiling (no communication) and a duplicate of the default (A/A). Bucket
+layouts are recorded in the processes that are timed.
 """
 
 from collections.abc import Iterator
@@ -25,8 +25,8 @@ from minitrain.harness.launcher import launch
 STUDY = Path(__file__).resolve().parent
 ROOT = STUDY.parents[1]
 DEFAULT = "torch's default"
-# To hold buckets back takes a hook of Python's. "watched" has that hook and overlap, so
-# that "no overlap" differs from it in one thing.
+# Reducing after backward takes a Python hook. "watched" has the same hook with overlap,
+# so that it differs from "no overlap" in one setting.
 SERIES: dict[str, tuple[bool, bool]] = {
     "ddp": (True, False),
     "watched": (True, True),

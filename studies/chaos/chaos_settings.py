@@ -1,4 +1,4 @@
-"""What studies/chaos/params.yaml may say."""
+"""Schema of studies/chaos/params.yaml."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""Small copies of the project: one that nobody disturbs, and one for each trial."""
+"""Small copies of the project: an undisturbed one, and one for each trial."""
 
 import os
 import shutil
@@ -22,7 +22,7 @@ NOT_OURS = ("MINITRAIN_", "DVC_", "PYTHONPATH", "RANK", "MASTER_")
 
 @dataclass
 class Undisturbed:
-    """A copy that was made; its bytes, and the seconds that each target took."""
+    """Completed copy, the digests of its files, and the seconds per target."""
 
     folder: Path
     digests: dict[str, str] = field(default_factory=dict)
@@ -30,7 +30,7 @@ class Undisturbed:
 
 
 def make_undisturbed(folder: Path) -> Undisturbed:
-    """The project's code with small parameters in ``folder``, every target made."""
+    """Copy the project to ``folder`` with small parameters and run every target."""
     for name in FILES:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, folder / name)
@@ -42,7 +42,7 @@ def make_undisturbed(folder: Path) -> Undisturbed:
     yaml = YAML()
     params = yaml.load(folder / "params.yaml")
     for section, values in yaml.load(STUDY / "small.yaml").items():
-        # a section that this code does not know would be a mistake
+        # an unknown section would be an error
         if section in params:
             params[section].update(values)
     yaml.dump(params, folder / "params.yaml")
@@ -57,7 +57,7 @@ def make_undisturbed(folder: Path) -> Undisturbed:
 
 
 def copy_without(done: Undisturbed, target: str, folder: Path) -> None:
-    """A copy of ``done`` in ``folder`` in which ``target`` was never made."""
+    """Copy ``done`` to ``folder`` in a state before ``target`` was run."""
     shutil.copytree(done.folder, folder, symlinks=True, dirs_exist_ok=True)
     yaml = YAML()
     lock = yaml.load(folder / "dvc.lock")
@@ -67,12 +67,12 @@ def copy_without(done: Undisturbed, target: str, folder: Path) -> None:
         cached = folder / ".dvc/cache/files/md5" / md5[:2] / md5[2:]
         cached.unlink(missing_ok=True)
     yaml.dump(lock, folder / "dvc.lock")
-    # DVC's memory of runs would bring the results back
+    # DVC's run cache would restore the results
     shutil.rmtree(folder / ".dvc/cache/runs", ignore_errors=True)
 
 
 def environment(folder: Path, **more: str) -> dict[str, str]:
-    """That of a copy: a temporary folder of its own, nothing of who started this."""
+    """Return an environment with a separate temporary folder, not the caller's."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(NOT_OURS)}
     temporary = folder.with_name(f"{folder.name}-temporary")
     temporary.mkdir(exist_ok=True)
@@ -83,5 +83,5 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
 
 
 def dvc_repro(target: str) -> list[str]:
-    """The command that makes ``target``."""
+    """Return the command that runs ``target``."""
     return [sys.executable, "-m", "dvc", "repro", target]

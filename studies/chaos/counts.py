@@ -1,4 +1,4 @@
-"""What many trials come to."""
+"""Summary statistics over many trials."""
 
 from collections import Counter
 from typing import Any
@@ -11,7 +11,7 @@ MISSED = ("nobody", "no checkpoint")
 
 
 def summary(trials: list[Trial]) -> dict[str, Any]:
-    """Counts by kind and outcome, and how long detection and recovery took (s)."""
+    """Count trials by kind and outcome, with times of detection and recovery (s)."""
     kinds: dict[str, Any] = {}
     for kind in FAULTS:
         of_kind = [trial for trial in trials if trial.kind == kind]
@@ -19,7 +19,7 @@ def summary(trials: list[Trial]) -> dict[str, Any]:
         wrong = sum(bool(trial.wrong) for trial in of_kind)
         kinds[kind] = {"trials": len(of_kind), "wrong": wrong, **outcomes}
     wrong = sum(bool(trial.wrong) for trial in trials)
-    # the pipeline had ended before
+    # the pipeline had finished before the fault
     missed = sum(trial.hit in MISSED for trial in trials)
     went_on = sum(trial.went_on_from is not None for trial in trials)
     times = {"kinds": kinds, "trials": len(trials), "wrong": wrong}

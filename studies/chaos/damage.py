@@ -1,4 +1,4 @@
-"""Faults in files, on the disk, at a port and of the clock."""
+"""Faults in files, disk, ports and clocks."""
 
 import os
 import shutil
@@ -9,30 +9,30 @@ from random import Random
 from world import World
 
 YEAR_S = 365 * 24 * 3600
-# as after a start of the machine: what counts its seconds is far ahead
+# run with a different monotonic clock, as after a reboot
 LATER = ("unshare", "--time", "--fork", "--kill-child", "--monotonic", "1000000")
 
 
 def truncate(random: Random, file: Path) -> None:
-    """Leave the beginning of ``file``, or nothing."""
+    """Truncate ``file`` at a random position."""
     os.truncate(file, random.randrange(file.stat().st_size))
 
 
 def flip(random: Random, file: Path) -> None:
-    """Change one bit of ``file``."""
+    """Flip one bit of ``file``."""
     content = bytearray(file.read_bytes())
     content[random.randrange(len(content))] ^= 1 << random.randrange(8)
     file.write_bytes(content)
 
 
 def delete(random: Random, file: Path) -> None:
-    """Remove ``file``, or the whole folder with it."""
+    """Remove ``file`` or its folder."""
     shutil.rmtree(file.parent) if random.random() < 0.5 else file.unlink()
 
 
 def swap(random: Random, file: Path) -> None:
-    """Give ``file`` and another one of its folder each other's name, or, where there is
-    none, its folder and another one beside it.
+    """Swap the names of ``file`` and another one in its folder, or if it is the only
+    one, of its folder and a sibling folder.
     """
     others = [path for path in file.parent.iterdir() if path.suffix == file.suffix]
     others = [path for path in others if path != file]
@@ -47,7 +47,7 @@ def swap(random: Random, file: Path) -> None:
 
 
 def occupy_port(world: World) -> str:
-    """Listen where a stage would if it believed its environment."""
+    """Listen on a port, and name it in the environment that a stage must ignore."""
     taken = socket.create_server(("127.0.0.1", 0))
     port = taken.getsockname()[1]
     world.more |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
@@ -56,11 +56,11 @@ def occupy_port(world: World) -> str:
 
 
 def shift_times(world: World, seconds: float) -> None:
-    """All times of files are as if another clock had made them."""
+    """Shift the modification times of all files by ``seconds``."""
     for file in [*world.folder.rglob("*")]:
         try:
             then = file.stat().st_mtime + seconds
             os.utime(file, (then, then))
         except FileNotFoundError:
-            # temporary, and gone by now
+            # a temporary file that no longer exists
             continue

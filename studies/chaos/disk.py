@@ -1,4 +1,4 @@
-"""A copy on a small disk of its own, which gets full."""
+"""Copies on a small tmpfs that fills up."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ ROOM_BYTES = 1 << 27
 
 
 def mount(world: World) -> None:
-    """Make the folder of the copy a disk of its own, in memory; it needs root."""
+    """Mount a tmpfs on the copy's folder; requires root."""
     world.folder.mkdir()
     folder = str(world.folder)
     command = ["mount", "-t", "tmpfs", "-o", f"size={ROOM_BYTES}", "tmpfs", folder]
@@ -22,8 +22,8 @@ def mount(world: World) -> None:
 
 
 def fill(world: World, left_bytes: int) -> None:
-    """Leave so much room on that disk; the remedy is enough of it."""
-    # what is written meanwhile may not fit, and then the kernel refuses the size
+    """Shrink the disk to ``left_bytes`` of free space; the remedy restores its size."""
+    # retried, since the kernel rejects a size below the space in use
     resize(world, lambda: used_bytes(world) + left_bytes)
     world.remedies.append(lambda: resize(world, lambda: ROOM_BYTES))
 
@@ -34,7 +34,7 @@ def used_bytes(world: World) -> int:
 
 
 def resize(world: World, size: Callable[[], int]) -> None:
-    """Of the disk that :func:`mount` made, to ``size`` bytes once they will do."""
+    """Remount the disk with ``size()`` bytes, retrying until the kernel accepts it."""
 
     def remounted() -> bool:
         command = ["mount", "-o", f"remount,size={size()}", str(world.folder)]

@@ -1,4 +1,4 @@
-"""Draw how the trials of each fault ended, and what detection and recovery took."""
+"""Draw the outcomes of each kind of fault, and the detection and recovery times."""
 
 from pathlib import Path
 
@@ -38,7 +38,7 @@ def draw(table: pd.DataFrame) -> None:
         axes.barh(kinds, counts, left=left, color=color, label=name, height=0.7)
         left = left + counts
     finish(axes, kinds, "trials")
-    # beside it, on the same rows
+    # next to it, with the same rows
     box = axes.get_position()
     beside = figure.add_axes((0.55, box.y0, 0.42, box.height))
     for name, (marker, color) in TIMES.items():
@@ -57,9 +57,9 @@ def finish(axes: Axes, names: list[str], said: str) -> None:
     axes.set_xlabel(said, fontsize=9)
     axes.tick_params(length=0, labelsize=8)
     axes.spines[["top", "right"]].set_visible(False)
-    # not through the words above it
+    # not across the legend
     axes.spines["left"].set_bounds(len(names) - 0.4, -0.3)
-    # above, where nothing is drawn
+    # above the plot
     axes.legend(
         fontsize=8,
         ncol=4,

@@ -21,7 +21,7 @@ from wreck import (
 
 
 def spoil_shard(world: World) -> str:
-    """While it lies there, or after DVC has looked at it."""
+    """Damage a shard, before or after DVC has hashed it."""
     if world.random.random() < 0.5:
         world.await_role("stage")
     size = world.target.partition("@")[2]
@@ -38,8 +38,8 @@ def spoil_corpus(world: World) -> str:
 
 
 def jump(world: World) -> str:
-    """Of the times of files by a year, and then of the clock that counts seconds since
-    the start: the second run is told that these are a million more.
+    """Shift file times by a year, and run the second run with a monotonic clock that is
+    ahead by a million seconds.
     """
     sometime(world)
     damage.shift_times(world, world.random.choice([-YEAR_S, YEAR_S]))
@@ -49,7 +49,7 @@ def jump(world: World) -> str:
 
 
 def two(world: World) -> str:
-    """Of those that may come at the same time."""
+    """Inject two faults that can occur at the same time."""
     names = ["kill_random", "kill_dvc", "kill_rank", "stop_rank"]
     first, second = world.random.sample([*names, "term_stage", "int_group"], 2)
     hit = FAULTS[first].do(world)

@@ -1,19 +1,17 @@
-"""Whether a trial ended as it must, by the bytes of the undisturbed copy, by what the
-two runs printed, and how they ended.
-"""
+"""Verdict on a trial from its result files, output and exit codes."""
 
 import re
 from dataclasses import dataclass
 
-# that ranks start again is said without it
+# restarts of ranks are reported without this prefix
 OUR_LINE = re.compile(r"^error: ", re.MULTILINE)
-RESTART, ON = "starting again", "going on from step"
+RESTART, ON = "restarting", "going on from step"
 
 
 @dataclass(frozen=True)
 class Ran:
-    """A run of the pipeline: its exit code (None where it hung), what it printed, and
-    the digests of the results then.
+    """Finished run of the pipeline: exit code (None if it hung), output, and digests of
+    its results.
     """
 
     code: int | None
@@ -22,14 +20,14 @@ class Ran:
 
 
 def outcome(first: Ran) -> str:
-    """In a word, of a trial in which nothing is wrong."""
+    """Return the outcome of a trial without errors, in one word."""
     if first.code != 0:
         return "repeated"
     return "restarted" if RESTART in first.said else "undisturbed"
 
 
 def wrong(first: Ran, second: Ran | None, wanted: dict[str, str]) -> list[str]:
-    """What must not be, in words; nothing of it where the trial ended as it must."""
+    """Return everything that is wrong with a trial, as phrases."""
     found = []
     for name, run in {"first": first, "second": second}.items():
         if run is None:
@@ -49,11 +47,12 @@ def wrong(first: Ran, second: Ran | None, wanted: dict[str, str]) -> list[str]:
 
 
 def wrong_lines(run: Ran) -> list[str]:
-    """One line where a stage failed, at most one in any case."""
+    """Check that a failed stage printed exactly one line of error."""
     lines = len(OUR_LINE.findall(run.said))
     if lines > 1:
         return [f"printed {lines} lines of error"]
-    # whom kill -9 took says nothing, but DVC does: -9, or 137 where a shell is between
+    # a stage that kill -9 ended prints nothing, but DVC reports -9, or 137 through a
+    # shell
     if lines < 1 and re.search(r"failed to run: .*, exited with (?!137\b)\d", run.said):
         return ["failed without a word"]
     if run.code and run.code > 0 and "error: " not in run.said.lower():
@@ -62,6 +61,6 @@ def wrong_lines(run: Ran) -> list[str]:
 
 
 def differences(found: dict[str, str], wanted: dict[str, str]) -> list[str]:
-    """Files that are not as in the undisturbed copy."""
+    """Return the first files that differ from the undisturbed copy."""
     names = sorted({*found, *wanted})
     return [f"{n} differs" for n in names if found.get(n) != wanted.get(n)][:3]

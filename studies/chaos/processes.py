@@ -1,4 +1,4 @@
-"""The processes of a trial: all that have its mark in their environment."""
+"""Processes of a trial, found by a mark in their environment."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ MARK = "CHAOS_TRIAL"
 
 
 def processes(mark: str) -> dict[int, str]:
-    """Return their ids, and what each is: dvc, shell, stage, rank or other."""
+    """Return their pids and roles: dvc, shell, stage, rank or other."""
     found = {}
     for folder in Path("/proc").iterdir():
         if not folder.name.isdecimal():
@@ -36,7 +36,7 @@ def role(folder: Path) -> str:
     words = command(folder)
     if words[1:3] == ["-m", "dvc"]:
         return "dvc"
-    # ranks have -u before it
+    # ranks have -u before -m
     if any(word.startswith("stages.") for word in words[1:4]):
         names = [variable.partition(b"=")[0] for variable in environ(folder)]
         return "rank" if b"RANK" in names else "stage"
@@ -48,26 +48,26 @@ def command(folder: Path) -> list[str]:
 
 
 def with_role(mark: str, *roles: str) -> list[int]:
-    """Ids of those that are one of ``roles``, in order."""
+    """Return the sorted pids of processes with one of ``roles``."""
     return sorted(pid for pid, name in processes(mark).items() if name in roles)
 
 
 def send(number: signal.Signals, pids: list[int]) -> None:
-    """A signal to each that is still there."""
+    """Send a signal to each process that still exists."""
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, number)
 
 
 def kill_all(mark: str) -> None:
-    """kill -9 of all of them, until there are none."""
+    """Send SIGKILL to all of them until none is left."""
     while left := list(processes(mark)):
         send(signal.SIGKILL, left)
         time.sleep(0.01)
 
 
 def wait_until(look: Callable[[], object], limit_s: float) -> bool:
-    """Whether ``look`` found something within ``limit_s`` seconds."""
+    """Poll ``look`` for at most ``limit_s`` seconds; return true once it does."""
     deadline = time.monotonic() + limit_s
     while not look():
         if time.monotonic() > deadline:

@@ -1,15 +1,15 @@
-"""What a pipeline writes."""
+"""Output files of the pipeline."""
 
 import hashlib
 from pathlib import Path
 
 RUN = ("states", "sampled.pt", "losses.csv", "hashes.jsonl")
-# what two runs write alike
+# files that are deterministic
 SAME = (
     *("data/corpus.jsonl", "data/shards", "data/runs/replay-2"),
     *(f"data/runs/gloo-{size}/{name}" for size in (1, 2) for name in RUN),
 )
-# and what each target writes last
+# the last output of each target
 OUTPUTS = {
     "shard": "data/shards",
     "train@1": "data/runs/gloo-1/provenance.json",
@@ -19,7 +19,7 @@ OUTPUTS = {
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """SHA-256 of every file that two runs write alike."""
+    """Return the SHA-256 of every deterministic file."""
     found = {}
     for name in SAME:
         path = folder / name

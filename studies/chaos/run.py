@@ -1,4 +1,4 @@
-"""Disturb small pipelines in every way, many times, and judge how each of them ended.
+"""Inject random faults into small pipelines, many times, and judge each outcome.
 
 python studies/chaos/run.py --trials 24
 """
@@ -29,7 +29,7 @@ STUDY = Path(__file__).resolve().parent
 
 
 def main() -> None:
-    # nohup has them ignored: not so for what is to be interrupted here
+    # restore signals that nohup ignores, since trials must be interruptible
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     study = load_study(STUDY, Chaos)
@@ -57,14 +57,14 @@ def main() -> None:
 def run_trials(
     study: Chaos, done: Undisturbed, number: int, kinds: Sequence[str]
 ) -> list[Trial]:
-    """Run trials 0 to ``number`` - 1; the ``kinds`` of faults take turns."""
+    """Run trials 0 to ``number`` - 1, with the ``kinds`` of faults in turn."""
 
     def run(number: int) -> Trial:
         kind = kinds[number % len(kinds)]
         return run_trial(number, kind, FAULTS[kind], study.seed, done, study.limit_s)
 
     with ThreadPoolExecutor(study.jobs) as pool:
-        # one at a time in this thread, which Ctrl-C ends
+        # a single worker runs in this thread, so that Ctrl-C works
         each = pool.map if study.jobs > 1 else map
         return [*progress(each(run, range(number)), "trials", total=number)]
 

@@ -1,4 +1,4 @@
-"""The two runs of a trial, with a clock."""
+"""The two runs of a trial, with timing."""
 
 import time
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from world import World
 
 @dataclass
 class Trial:
-    """A row of results.csv; study README has the columns."""
+    """Row of results.csv; see the study's README for the columns."""
 
     trial: int
     kind: str
@@ -28,7 +28,7 @@ class Trial:
 
 
 def watch(world: World, trial: Trial, limit_s: float) -> Ran:
-    """The first run from the fault to its end; what detection and recovery took."""
+    """Follow the first run from the fault to its end; record the times."""
     hit_at = time.monotonic()
     limit_s += world.took_s
     wait_until(lambda: world.ended or RESTART in world.said(), limit_s)
@@ -46,10 +46,10 @@ def watch(world: World, trial: Trial, limit_s: float) -> Ran:
 def repeat(
     world: World, trial: Trial, limit_s: float, mark: str
 ) -> tuple[Ran, list[Path]]:
-    """The second run, and the checkpoints that it found."""
+    """Start the second run, and record the checkpoints that it found."""
     world.start("second", *world.before)
-    # a stage outlives its DVC for a moment, and where it ends well needs none any more;
-    # no longer than the one that holds them, or those of the second run were among them
+    # wait for the stages of the first run, which may still remove checkpoints, but no
+    # longer, so that checkpoints of the second run are not counted
     holder = "stage" if world.target.startswith("replay") else "rank"
     wait_until(lambda: not with_role(mark, holder), limit_s)
     found = world.checkpoints()
@@ -63,7 +63,7 @@ def repeat(
 
 
 def finish(world: World, limit_s: float) -> Ran:
-    """What became of the run that is under way; it hung where it does not end."""
+    """Wait for the current run; its code is None if it hangs."""
     code = None
     if wait_until(lambda: world.ended, limit_s) and world.process is not None:
         code = world.process.returncode

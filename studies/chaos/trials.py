@@ -1,4 +1,4 @@
-"""One trial: a pipeline, a fault, and the pipeline again."""
+"""A trial: a pipeline run, a fault, and a second run."""
 
 import shutil
 import sys
@@ -19,8 +19,10 @@ from wreck import Fault
 def run_trial(
     number: int, kind: str, fault: Fault, seed: int, done: Undisturbed, limit_s: float
 ) -> Trial:
-    """Trial ``number``, drawn from ``seed``. After the fault, ``limit_s`` seconds and
-    what the target takes undisturbed are allowed for the end of either run.
+    """Run trial ``number``, drawn from ``seed``.
+
+    Each run may take ``limit_s`` seconds after the fault in addition to the duration of
+    the undisturbed target.
     """
     random = Random(f"{seed} {number}")
     target = random.choice(fault.targets)
@@ -41,16 +43,16 @@ def run_trial(
         first, log = watch(world, trial, limit_s), world.log
         for remedy in world.remedies:
             remedy()
-        # at once, as by `make`, whatever is left of the first
+        # immediately, as with `make`, even if processes of the first run are left
         world.mark = f"{folder} second"
         world.more = {}
         second, saved = repeat(world, trial, limit_s + done.took_s[target], mark)
         marks = (mark, world.mark)
         left = leftovers.left_behind(marks, folder, world.temporary, shared)
-        # a stage may say why it ended after its DVC has
+        # a stage may print its error after DVC has exited
         first = replace(first, said=log.read_text(errors="replace"))
         found = judge.wrong(first, second, done.digests) + left
-        # where two have each other's names neither can be trusted
+        # swapped checkpoints are both invalid
         if saved and trial.went_on_from is None and "swap" not in kind:
             found.append("second run began anew, though there was a checkpoint")
         trial.exit_code, trial.outcome = first.code, judge.outcome(first)
@@ -67,6 +69,6 @@ def run_trial(
 
 
 def complain(trial: Trial, *runs: Ran) -> None:
-    """Tell what its runs said: the folder goes, and all that could tell why."""
+    """Print the output of the runs, since the folder will be removed."""
     title = f"trial {trial.trial} ({trial.kind} on {trial.target}): {trial.wrong}"
     print(title, *(run.said for run in runs), sep="\n", file=sys.stderr)

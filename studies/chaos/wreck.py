@@ -1,4 +1,4 @@
-"""Every kind of fault: what it does to a pipeline under way, and whom it hits."""
+"""Actions of faults: the damage, and its target in a running pipeline."""
 
 import time
 from collections.abc import Callable
@@ -18,22 +18,22 @@ PAIR = ("train@2",)
 
 @dataclass(frozen=True)
 class Fault:
-    """``do`` says whom or what it hit; ``targets`` are those it can happen to."""
+    """Fault; ``do`` returns what it hit, ``targets`` are the DVC targets it fits."""
 
     do: Callable[[World], str]
     targets: tuple[str, ...] = TARGETS
-    # done before the pipeline is started; on a disk of its own
+    # injected before the pipeline starts; on a separate small disk
     is_first: bool = False
     on_disk: bool = False
 
 
 def sometime(world: World, part: float = 1.0) -> None:
-    """Wait for a moment drawn from that part of what the target takes."""
+    """Sleep for a random time within that fraction of the target's duration."""
     time.sleep(world.random.uniform(0, part * world.took_s))
 
 
 def signal_one(number: Signals, *roles: str) -> Callable[[World], str]:
-    """To one process with such a role, at any moment after there is one."""
+    """Send a signal to one process with such a role at a random moment."""
 
     def do(world: World) -> str:
         world.await_role(*roles)

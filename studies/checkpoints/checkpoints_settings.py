@@ -1,4 +1,4 @@
-"""What studies/checkpoints/params.yaml may say."""
+"""Schema of studies/checkpoints/params.yaml."""
 
 from typing import Self
 

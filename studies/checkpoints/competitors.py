@@ -1,4 +1,4 @@
-"""The arms: no checkpoints, twice; ours; and torch's own of the same content."""
+"""Arms: without checkpoints (twice), minitrain's, and torch's with equal content."""
 
 import json
 import shutil
@@ -23,7 +23,7 @@ from minitrain.train.loop import train
 from minitrain.train.observer import watches_parts
 from minitrain.train.worker import Worker
 
-# of each kind the newest so many stay
+# number of newest checkpoints kept for each arm
 KEEP = 2
 
 
@@ -48,7 +48,7 @@ def seen_after(steps: int, config: RunConfig) -> Callable[[], str]:
     worker.observer = observer = watches_parts(worker)
     train(worker, range(steps))
     worker.close()
-    # put into words each time anew, as in a run
+    # serialized for every checkpoint, as in a run
     return lambda: json.dumps(observer.kept())
 
 
@@ -60,7 +60,8 @@ def checkpoints_of(
 
 
 def by_torch(folder: Path, beside: bool) -> Save:
-    # its collectives may run beside those of the training: they need another group
+    # a separate group, since its collectives can run concurrently with those of
+    # training
     group: Any = dist.new_group(backend="gloo")
 
     def begin(step: int, kept: Kept) -> Future[Any] | None:
@@ -78,7 +79,7 @@ def by_torch(folder: Path, beside: bool) -> Save:
 
 
 def shared(kept: Kept) -> dict[str, Any]:
-    """The same content: what all ranks hold, torch writes once, by its name."""
+    """Return the same content in torch's format, which stores shared entries once."""
     alike = {name: kept[name] for name in ("model", "optimizer")}
     own = {name: value for name, value in kept.items() if name not in alike}
     return {**alike, f"rank-{dist.get_rank()}": own}

@@ -1,4 +1,4 @@
-"""What was measured of checkpoints, joined."""
+"""Measured costs of checkpoints, joined."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +14,9 @@ WITHOUT, AGAIN = "none", "none again"
 
 @dataclass(frozen=True)
 class Costs:
-    """By arm (``ours, every 25``): ``more`` is the training with checkpoints compared
-    with the one without, ``save_ms`` the single saves, ``waits`` what training waits
-    for them, a share of its time. ``read_ms`` are parts of going on.
+    """Costs by arm (``ours, every 25``): ``more`` compares training with and without
+    checkpoints, ``save_ms`` are the single saves, ``waits`` is the fraction of time
+    that training waits for them. ``read_ms`` are the phases of a resume.
     """
 
     more: dict[str, Comparison]
@@ -27,7 +27,7 @@ class Costs:
 
 
 def load_costs(study: Path) -> Costs:
-    """Of the tables in the folder of the study."""
+    """Load the tables in the study's folder."""
     rows = pd.read_csv(study / "rounds.csv")
     found = pd.read_csv(study / "times.csv")
     times = {str(what): own["ms"] for what, own in found.groupby("what", sort=False)}
@@ -46,5 +46,5 @@ def load_costs(study: Path) -> Costs:
 
 
 def _between(arm: str) -> int:
-    # steps, as measure_costs.py names it: ours, every 25
+    # interval in steps from the arm's name: ours, every 25
     return int(arm.split()[-1])

@@ -1,4 +1,4 @@
-"""Draw what checkpoints cost of the training time; write that, and times, as tables."""
+"""Draw and tabulate the cost of checkpoints relative to training time."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ def main() -> None:
 
 
 def share(ratio: float) -> float:
-    # of the time without: a run at 0.98 of the speed takes 2 % longer
+    # relative to the time without: a run at 0.98 of the speed takes 2 % longer
     return 1 / ratio - 1
 
 

@@ -1,4 +1,4 @@
-"""Measure training with and without checkpoints, interleaved; and how one is read."""
+"""Measure training with and without checkpoints, interleaved, and time a resume."""
 
 import tempfile
 from functools import partial
@@ -23,14 +23,14 @@ from minitrain.harness.launcher import launch
 STUDY = Path(__file__).resolve().parent
 ROOT = STUDY.parents[1]
 SHARDS = ROOT / "data/shards"
-# what, which time, how many milliseconds
+# operation, repetition, milliseconds
 Times = list[tuple[str, int, float]]
 
 
 def main() -> None:
     study, params = load_interleaved(STUDY, Study)
     params = params.with_train(global_batch_size=study.global_batch_size)
-    # on the disk on which checkpoints lie; /tmp may be memory
+    # on the same disk as checkpoints; /tmp may be in memory
     (home := ROOT / ".minitrain").mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="study-", dir=home) as folder:
         run = partial(compete, params, study, Path(folder))
@@ -38,7 +38,7 @@ def main() -> None:
         sizes = {arm.name: size_mb(arm) for arm in sorted(Path(folder).iterdir())}
     with open_atomic(STUDY / "rounds.csv") as file:
         pd.DataFrame(ranks[0][0]).to_csv(file, index=False)
-    # the slowest rank is the one that all wait for
+    # all ranks wait for the slowest one
     times = [one for _, own in ranks for one in own]
     table = pd.DataFrame(times, columns=["what", "number", "ms"])
     slowest = table.groupby(["what", "number"], sort=False)["ms"].max()

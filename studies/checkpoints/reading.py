@@ -1,4 +1,4 @@
-"""How long it takes to go on from a checkpoint, part by part."""
+"""Duration of each phase of a resume."""
 
 import time
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ def times_of_reading(
         found = time.perf_counter_ns()
         kept = load_rank(step)
         loaded = time.perf_counter_ns()
-        # with what looks on in a run
+        # with the observers of a training run
         worker.observer = watches_parts(worker)
         train(worker, range(REPEATED))
         again = time.perf_counter_ns()

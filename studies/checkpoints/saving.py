@@ -1,4 +1,4 @@
-"""An arm that saves what a rank keeps while it trains."""
+"""Arm that saves checkpoints while it trains."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -14,14 +14,14 @@ from minitrain.core.params import Params
 from minitrain.train.checkpoint import Kept
 from minitrain.train.resume import RankInSteps
 
-# saves what a rank keeps after so many steps -> what is still under way, if anything
+# saves a rank's state after a number of steps; returns a pending save, if any
 Save = Callable[[int, Kept], Future[Any] | None]
 
 
 @dataclass(frozen=True)
 class Saves(Arm):
-    """Saves after the first of its timed steps, and then after ``every`` so many, with
-    what ``start`` makes; ``seen`` says what was recorded.
+    """Saves after the first timed step and then every ``every`` steps with the function
+    that ``start`` returns; ``seen`` returns the evidence to store.
     """
 
     every: int = 1
@@ -35,7 +35,7 @@ class Saves(Arm):
 
 
 class Saving(Contestant):
-    """``took_ms``: how long the steps waited for each save."""
+    """Contestant that saves; ``took_ms``: how long training waited for each save."""
 
     def __init__(self, arm: Saves, *rest: Any) -> None:
         super().__init__(arm, *rest)
@@ -46,7 +46,7 @@ class Saving(Contestant):
 
     def train(self, steps: Iterable[int]) -> None:
         under_way = None
-        # the first step of a turn comes alone, and is not timed
+        # the first step of a turn runs separately and is not timed
         for number, step in enumerate(listed := [*steps]):
             super().train([step])
             if len(listed) == 1 or number % self._every:

@@ -1,4 +1,4 @@
-"""What studies/collectives/params.yaml may say."""
+"""Schema of studies/collectives/params.yaml."""
 
 from typing import Annotated, Self
 
@@ -16,12 +16,12 @@ class Collectives(Section):
     smallest_bytes: Bytes
     largest_bytes: Bytes
     seconds_per_size: PositiveFloat
-    # written as text, for DVC
+    # a string, so that DVC can interpolate it
     goals: dict[Annotated[Bytes, Field(strict=False)], PositiveFloat]
 
     @model_validator(mode="after")
     def _powers_of_two_in_order(self) -> Self:
-        # the picture has those sizes for its axis
+        # limits of the plot's axis
         if self.smallest_bytes.bit_count() != 1:
             raise Problem("smallest_bytes", self.smallest_bytes, "a power of two")
         if self.largest_bytes < self.smallest_bytes:

@@ -1,4 +1,4 @@
-"""Write what the times say: tables and sentences made of the numbers alone."""
+"""Write tables and sentences from the measured times."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,7 +15,7 @@ from minitrain.core.provenance import measured_where
 from minitrain.report.numbers import capitalized
 
 STUDY = Path(__file__).resolve().parent
-# NCCL adds in the memory of GPUs, for which a copy on the CPU is no limit
+# NCCL runs in GPU memory, so a copy on the CPU is no limit
 LIMITED = ("gloo", "shm")
 
 

@@ -23,7 +23,7 @@ def main() -> None:
     world_sizes = sorted(table["world_size"].unique())
     title = against_gloo(table, world_sizes[0])
     figure, axes = canvas(4.8, title, right=0.71, left=0.11, head=0.4)
-    # the sizes of the goals lie too close to others to be seen
+    # powers of two only; other sizes are too close to them in the plot
     powers = table[table["num_bytes"].map(lambda one: one.bit_count() == 1)]
     ends = {}
     by_line: Any = powers.groupby(["backend", "world_size"])

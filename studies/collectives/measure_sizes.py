@@ -1,4 +1,4 @@
-"""Measure all-reduces of all sizes; a wrong result ends the study with one line."""
+"""Measure all-reduces of all sizes; a wrong result fails the study with one line."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -35,8 +35,8 @@ def main() -> None:
 
 
 def publish(table: pd.DataFrame, where: Mapping[str, Any]) -> None:
-    """Medians for the report of the pipeline, as no output of this stage: else `dvc
-    repro` of the pipeline would run the study.
+    """Write medians for the pipeline's report; not an output of this stage, or else
+    `dvc repro` of the pipeline would run the study.
     """
     origin = {key: where["machine"][key] for key in WHERE}
     origin["measured_at"] = where["measured_at"]

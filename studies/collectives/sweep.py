@@ -1,7 +1,7 @@
-"""How long an all-reduce takes, by message size and backend, measured in one run.
+"""Duration of all-reduces by message size and backend, measured in one run.
 
-The ranks' side is :mod:`sweep_rank`: backends are interleaved trial
-by trial, and every result is checked. Here trials become statistics.
+Each rank runs :mod:`sweep_rank`, which interleaves backends trial by trial and checks
+every result. This module computes statistics over trials.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,8 +17,8 @@ Row = dict[str, Any]
 
 
 def powers_of_4(smallest: int, largest: int) -> list[int]:
-    """``smallest``, and each four times the one before as far as ``largest``; UserError
-    unless it is a number of float32.
+    """Return ``smallest`` and its multiples by powers of 4 up to ``largest``; raises
+    UserError unless sizes are whole numbers of float32.
     """
     if smallest < 4 or smallest % 4:
         raise UserError(f"smallest size = {smallest} bytes: must be a multiple of 4")
@@ -34,12 +34,12 @@ def sweep(
     seconds_per_size: float,
     subjects: Mapping[str, Backend] | None = None,
 ) -> list[Row]:
-    """Time all-reduces of float32 among new processes: ``sizes`` in bytes, multiples
-    of 4, each for about ``seconds_per_size``.
+    """Time float32 all-reduces in new processes, for ``sizes`` in bytes (multiples of
+    4), each for about ``seconds_per_size``.
 
-    Returns a row (:func:`statistics`) for each size and each of ``subjects`` (all that
-    can be measured here by default), and for the plain copy. Raises EvidenceError that
-    names backend and size where a result is wrong, RankError where a rank fails.
+    Returns a row (:func:`statistics`) for each size and each of ``subjects`` (default:
+    all available backends), and for the plain copy. Raises EvidenceError for a wrong
+    result, with backend and size, and RankError if a rank failed.
     """
     subjects = subjects or backends(world_size)
     job = (subjects, sizes, seconds_per_size)
@@ -59,13 +59,13 @@ def sweep(
 
 
 def _from_first_to_last(ranks: Sequence[Trial]) -> float:
-    """Seconds in which a trial is under way on any rank: they share one clock."""
+    """Return the seconds from the first start to the last end over ranks."""
     return max(trial.end for trial in ranks) - min(trial.start for trial in ranks)
 
 
 def slowest(ranks: Sequence[Trial]) -> float:
-    """Seconds of the slowest rank. Copies need nobody else: what lies between their
-    starts is how late a rank left the barrier, ten times as long as a small copy.
+    """Return the duration on the slowest rank, without the skew of start times: a rank
+    can leave the barrier late by ten times the duration of a small copy.
     """
     return max(trial.end - trial.start for trial in ranks)
 
@@ -83,12 +83,11 @@ def _require_right(trials: Sequence[Sequence[Trial]], what: str) -> None:
 def statistics(
     backend: str, world_size: int, num_bytes: int, seconds: Sequence[float]
 ) -> Row:
-    """One row: quantiles of the trials' ``seconds``, and rates at their median.
+    """Return one row: quantiles of the trials' ``seconds``, and rates at their median.
 
-    ``algbw_gb_per_s`` is payload over time, in 10^9 bytes a second. ``busbw_gb_per_s``
-    is that of nccl-tests (doc/PERFORMANCE.md), what each link of a ring carries:
-    ``algbw`` times 2 (n - 1) / n; None for one rank and for the copy, where nothing
-    travels.
+    ``algbw_gb_per_s`` is payload over time in 10^9 bytes per second. ``busbw_gb_per_s``
+    is defined as in nccl-tests (doc/PERFORMANCE.md), the load on each link of a ring:
+    ``algbw`` times 2 (n - 1) / n; None for one rank and for the copy.
     """
     p5, p50, p95 = (float(x) for x in np.quantile(seconds, [0.05, 0.5, 0.95]))
     algbw = num_bytes / p50 / 1e9

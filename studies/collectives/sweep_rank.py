@@ -1,12 +1,12 @@
-"""What each rank does in a sweep of all-reduces (:mod:`sweep`).
+"""One rank of a sweep of all-reduces (:mod:`sweep`).
 
-Speeds of a machine drift, so backends are interleaved trial by trial, in one set of
-processes, beside a plain copy of the same bytes that all ranks make at once: the limit
-that the memory of the machine sets. What drifts slowly must not look like an effect of
-the size, so each size is visited several times, in another order each time.
+Machine speed drifts, so backends are interleaved trial by trial in one set of
+processes, together with a plain copy of the same bytes by all ranks, the limit set by
+memory bandwidth. To separate drift from the effect of the size, each size is visited
+several times in different orders.
 
-Numbers are small and whole, so their sum is exact, and they differ from trial to trial:
-what an earlier one left behind is wrong.
+Values are small integers, so that sums are exact. They change from trial to trial, so
+that a stale result is detected as wrong.
 """
 
 import itertools
@@ -29,20 +29,20 @@ from minitrain.comm.sockets import meet
 from minitrain.core.progress import progress
 
 COPY = "copy"
-# trials of a size and backend: NUM_WARMUP more at the start of each visit
+# trials per size and backend, without NUM_WARMUP at the start of each visit
 NUM_WARMUP, MIN_TRIALS, MAX_TRIALS = 2, 9, 999
 NUM_VISITS = 3
 SEED = 35000
 TIMEOUT_S = 300
-# of the numbers that are sent; a prime, so that it fits no power of two
+# period of the values sent; a prime, which divides no power of two
 PERIOD = 251
 
 AllReduce = Callable[[Tensor], Any]
 
 
 class Backend(NamedTuple):
-    """``start`` is called on every rank; what it returns adds up tensors in place, and
-    is done when it returns.
+    """Backend of all-reduces; ``start`` is called on every rank and returns a function
+    that sums tensors in place, synchronously.
     """
 
     start: Callable[[ExitStack], AllReduce]
@@ -50,9 +50,9 @@ class Backend(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """One rank's share of one all-reduce or copy: from when to when, in seconds of
-    ``time.perf_counter``, which the processes of a host share. What is not ``timed``
-    warms up, but must be right all the same.
+    """One rank's all-reduce or copy: start and end in seconds of ``time.perf_counter``,
+    which processes of a host share. Trials that are not ``timed`` are warm-up, but
+    checked.
     """
 
     start: float
@@ -61,12 +61,12 @@ class Trial(NamedTuple):
     timed: bool
 
 
-# a trial of each backend, and of the copy, by name
+# one trial of each backend and of the copy, by name
 Round = dict[str, Trial]
 
 
 def backends(world_size: int) -> dict[str, Backend]:
-    """What can be measured here: nccl only where every rank has a GPU of its own."""
+    """Return the available backends: nccl only if every rank has a GPU."""
     found = {"gloo": Backend(_gloo), "shm": Backend(_shared_memory)}
     if torch.cuda.device_count() >= world_size:
         found["nccl"] = Backend(_nccl, "cuda")
@@ -93,7 +93,7 @@ def _nccl(_: ExitStack) -> AllReduce:
 
 
 class _Payload:
-    """A tensor that a rank sends, and the knowledge of what must come back."""
+    """Tensor that a rank sends, with its expected result."""
 
     def __init__(self, num_bytes: int, device: str) -> None:
         count = num_bytes // torch.float32.itemsize
@@ -104,25 +104,25 @@ class _Payload:
         self._rest = torch.empty((), device=device)
 
     def fill(self, number: int) -> None:
-        """Get ready for the trial of that number."""
+        """Fill in the values for a trial."""
         torch.add(self._pattern, number % PERIOD + dist.get_rank(), out=self.tensor)
         if self.tensor.is_cuda:
             torch.cuda.synchronize()
 
     def clear(self) -> None:
-        """Get ready for a copy: there is nothing yet where it goes."""
+        """Clear the destination of the copy."""
         self._other.fill_(-1)
 
     def copy(self) -> None:
-        """The plain copy."""
+        """Run the plain copy."""
         self._other.copy_(self.tensor)
 
     def is_copied(self) -> bool:
-        """Whether the copy is what was sent."""
+        """Return true if the copy equals its source."""
         return torch.equal(self._other, self.tensor)
 
     def is_sum(self, number: int) -> bool:
-        """Whether the tensor holds what all ranks sent, added up."""
+        """Return true if the tensor is the sum over all ranks."""
         size = dist.get_world_size()
         rest = size * (number % PERIOD) + size * (size - 1) // 2
         torch.add(self._rest.fill_(rest), self._pattern, alpha=size, out=self._other)
@@ -132,11 +132,11 @@ class _Payload:
 def be_a_rank(
     subjects: Mapping[str, Backend], sizes: Sequence[int], seconds_per_size: float
 ) -> list[dict[str, list[Trial]]]:
-    """For each of ``sizes`` the trials of each backend and of the copy; call in every
-    rank's process.
+    """Run the trials of each backend and of the copy for each of ``sizes``; call it in
+    every rank.
     """
     with distributed(timeout_s=TIMEOUT_S) as (_, world_size), ExitStack() as stack:
-        # ranks leave it closer together than gloo's barrier
+        # ranks leave this barrier closer together than gloo's
         links, _ = meet(None, mmap.PAGESIZE, TIMEOUT_S)
         stack.callback(links.close)
         reduce: dict[str, AllReduce | None] = {
@@ -160,8 +160,8 @@ def be_a_rank(
 
 
 def visits(num_sizes: int) -> list[int]:
-    """The order in which sizes are measured, by their index: each NUM_VISITS times, all
-    of them before any comes again; the same on every rank.
+    """Return the order of size indices: each NUM_VISITS times, one pass over all sizes
+    after another; the same on every rank.
     """
     rng = random.Random(SEED)
     return [
@@ -172,8 +172,8 @@ def visits(num_sizes: int) -> list[int]:
 def _rounds(
     turns: Callable[[int, bool], Round], numbers: Iterator[int], seconds: float
 ) -> list[Round]:
-    """As many rounds as fit in ``seconds``, the same number on every rank; warm-up
-    first.
+    """Yield as many rounds as fit in ``seconds``, warm-up first; the same number on
+    every rank.
     """
     rounds, fastest = [], math.inf
     for _ in range(NUM_WARMUP):

@@ -1,29 +1,27 @@
-"""What a training step costs: computing, and communication that nothing hides.
+"""Cost model of a training step: computation and exposed communication.
 
 ``step = data + forward + backward + interference + exposed + optimizer``. All-reduces
-go through one channel: each begins when its bucket is there and the one before it is
-done, and exposed is the time from the last bucket until the channel is free. What is
-assumed:
+go through one channel: each starts when its bucket is ready and the previous one is
+done; ``exposed`` is the time from the last bucket until the channel is free.
+Assumptions:
 
-- A pass takes seconds for every flop, for every element that it writes, for every
-  parameter that it reads or whose gradient it writes, and for every operator that it
-  calls, whatever the layer. A layer's part of the backward pass says when its gradients
-  are there.
-- Ranks are alike, begin a step together, and each computes with one thread.
-- Ranks share the memory of their machine: computing takes ``contention`` times as long
-  when all cores compute, and in between in proportion. With more ranks than cores it
-  takes their ratio longer, and more by ``crowding`` for every rank above one a core.
-- Communication takes processor time. Where every core computes, a bucket delays the
-  computing that goes on beside it (``hidden_byte``, ``hidden_bucket``); where each rank
-  has a second core to itself it does not, and in between it is in proportion.
-- What the last bucket costs the processor is within the time of its all-reduce.
-- gloo may have two all-reduces under way, which then share the link; the last one ends
-  as if they had waited for each other.
-- Waiting for the slower of ranks that are alike takes a share of computing
-  (``straggle``), copies into and out of buckets take ``byte`` a byte.
-- A bucket in float16 travels in half the bytes, and ``cast`` is paid for each of its
-  bytes in float32.
-- Of several micro-batches only the last one communicates.
+- A pass costs seconds per flop, per element written, per parameter read or whose
+  gradient is written, and per operator call, for any layer. The position of a layer in
+  the backward pass determines when its gradients are ready.
+- Ranks are identical, start a step together, and compute with one thread each.
+- Ranks share memory bandwidth: computation is slower by ``contention`` when all cores
+  compute, interpolated below that. With more ranks than cores it is slower by their
+  ratio, and by ``crowding`` for every rank per core above one.
+- Communication takes CPU time. When all cores compute, a bucket delays concurrent
+  computation (``hidden_byte``, ``hidden_bucket``); with a second core per rank it does
+  not; interpolated in between.
+- The CPU time of the last bucket is included in its all-reduce.
+- gloo may run two all-reduces at once, which share the link; the last one ends as if
+  they ran in sequence.
+- Waiting for the slower of identical ranks costs a fraction of computation
+  (``straggle``), copying into and out of buckets costs ``byte`` per byte.
+- A float16 bucket has half the bytes; ``cast`` is the cost per byte of float32.
+- With several micro-batches only the last one communicates.
 """
 
 import math
@@ -47,10 +45,9 @@ from setting import FP16, NO_SYNC, Setting
 
 @dataclass(frozen=True)
 class Compute:
-    """Seconds of a process that is alone, on one core: for a flop, an element, a
-    parameter and a call of the forward pass, the same of the backward pass; for a
-    parameter and for a tensor of the optimizer; for a sample and for a micro-batch of
-    data.
+    """Costs of a single process on one core, in seconds: per flop, element, parameter
+    and call of the forward pass, the same for backward; per parameter and tensor of the
+    optimizer; per sample and micro-batch of data.
     """
 
     forward: tuple[float, ...]
@@ -61,10 +58,10 @@ class Compute:
 
 @dataclass(frozen=True)
 class Overheads:
-    """What synchronizing costs besides its channel: see the module.
+    """Costs of synchronization besides the channel; see the module.
 
-    Seconds a ``step``, a ``byte``, a ``hidden_byte``, a ``hidden_bucket``, a ``cast``
-    byte, and for every rank above one a core (``crowd``); ``straggle`` is a share.
+    Seconds per ``step``, ``byte``, ``hidden_byte``, ``hidden_bucket``, ``cast`` byte,
+    and per rank per core above one (``crowd``); ``straggle`` is a fraction.
     """
 
     step: float = 0.0
@@ -78,9 +75,7 @@ class Overheads:
 
 @dataclass(frozen=True)
 class Machine:
-    """``compute`` of one process, and what becomes of it when there are several on
-    ``cores``.
-    """
+    """Machine with ``cores``, on which one process has the costs ``compute``."""
 
     cores: int
     compute: Compute
@@ -90,11 +85,11 @@ class Machine:
     overheads: Overheads = Overheads()
 
     def excess(self, processes: int) -> float:
-        """Ranks above one for each core, over cores; 0 where each has one."""
+        """Return the ranks per core above one; at least 0."""
         return max(0.0, processes / self.cores - 1)
 
     def slowdown(self, processes: int) -> float:
-        """How many times as long computing takes as in a process that is alone."""
+        """Return the factor by which computation is slower than in a single process."""
         beside = (min(processes, self.cores) - 1) / max(1, self.cores - 1)
         excess = self.excess(processes)
         return (
@@ -104,18 +99,18 @@ class Machine:
         )
 
     def without_core(self, processes: int) -> float:
-        """The share of communication that finds no core that is idle."""
+        """Return the fraction of communication that finds no idle core."""
         return min(1.0, max(0.0, 2 - self.cores / processes))
 
     def link(self, link: Link, processes: int) -> Link:
-        """``link`` as that many ranks of this machine see it."""
+        """Return ``link`` as seen by that many ranks on this machine."""
         excess = self.excess(processes)
         alpha, beta = (1 + (one - 1) * excess for one in self.link_crowding)
         return link.crowded(alpha, beta)
 
 
 class Step(NamedTuple):
-    """Seconds of the parts of a step; they add up to it."""
+    """Seconds of the components of a step."""
 
     data: float
     forward: float
@@ -126,12 +121,12 @@ class Step(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """All of it."""
+        """Sum of all components."""
         return float(sum(self))
 
 
 def predict(setting: Setting, machine: Machine, link: Link | None = None) -> Step:
-    """The step of ``setting`` over ``link``, which only synchronizing needs."""
+    """Predict a step of ``setting``; ``link`` is only needed for synchronization."""
     data, forward, layers, optimizer = passes(setting, machine)
     backward = setting.micro_batches * float(layers.sum())
     if setting.sync == NO_SYNC:
@@ -157,8 +152,8 @@ def predict(setting: Setting, machine: Machine, link: Link | None = None) -> Ste
 
 
 def passes(setting: Setting, machine: Machine) -> tuple[float, float, Array, float]:
-    """Seconds of data, of all forward passes, of each layer of one backward pass (by
-    its place in it), and of the optimizer, while nobody communicates.
+    """Return the seconds of data, all forward passes, each layer of one backward pass
+    (in backward order), and the optimizer, without communication.
     """
     slow, costs = machine.slowdown(setting.processes), machine.compute
     parts = setting.micro_batches
@@ -172,13 +167,13 @@ def passes(setting: Setting, machine: Machine) -> tuple[float, float, Array, flo
 
 
 def sent_bytes(setting: Setting, bucket: Bucket) -> float:
-    """Payload of the all-reduce of ``bucket``."""
+    """Return the payload of the all-reduce of ``bucket``."""
     return bucket.num_bytes / (2 if setting.sync == FP16 else 1)
 
 
 def on_computing(setting: Setting, on: Overheads) -> Array:
-    """By how many seconds each bucket delays what is computed beside it, where no core
-    is idle; nothing is computed beside the last.
+    """Return the seconds by which each bucket delays concurrent computation when no
+    core is idle; the last bucket delays nothing.
     """
     *others, _ = buckets(layers_of(setting), setting.bucket_cap_mb)
     costs = [
@@ -190,10 +185,10 @@ def on_computing(setting: Setting, on: Overheads) -> Array:
 def ready_at(
     handed_over: Sequence[Bucket], layers: Array, delays: Array
 ) -> list[float]:
-    """Seconds from the start of a backward pass until each bucket is there.
+    """Return the seconds from the start of a backward pass until each bucket is ready.
 
-    ``layers`` are the seconds of each layer of that pass; a bucket delays those after
-    it by its part of ``delays``.
+    ``layers`` are the seconds of each layer of that pass; a bucket delays the layers
+    after it by its share of ``delays``.
     """
     done = np.cumsum(layers)
     before = np.cumsum(delays) - delays
@@ -206,10 +201,10 @@ def ready_at(
 def channel(
     ready: Sequence[float], num_bytes: Sequence[float], link: Link, world_size: int
 ) -> float:
-    """Seconds from when the last bucket is ready until all are reduced, one after the
-    other, each begun when it is ready and the one before it is done.
+    """Return the seconds from when the last bucket is ready until all are reduced.
+    All-reduces run in sequence, each starting when its bucket is ready.
     """
-    # since the step before
+    # idle since the previous step
     free = -math.inf
     for at, size in zip(ready, num_bytes, strict=True):
         start = max(at, free)

@@ -1,4 +1,4 @@
-"""What a comparison of interleaved arms begins with: its study, and the pipeline."""
+"""Loading of settings for a comparison of interleaved arms."""
 
 from pathlib import Path
 from typing import TypeVar
@@ -15,11 +15,10 @@ T = TypeVar("T", bound=Interleaved)
 def load_interleaved(
     folder: Path, schema: type[T], micro_batches: int = 1
 ) -> tuple[T, Params]:
-    """The study in ``folder``, and params.yaml of the project, with stock DDP alone.
+    """Load the study in ``folder``, and the project's params.yaml with stock DDP.
 
-    ``micro_batches``: the most that a process cuts its share of a global batch into.
-    Raises UserError for what does not fit its schema, or the shards that the pipeline
-    makes.
+    ``micro_batches`` is the largest number of micro-batches per process. Raises
+    UserError for a file that does not match its schema, and for missing shards.
     """
     study = load_study(folder, schema)
     root = folder.parents[1]

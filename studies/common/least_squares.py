@@ -1,4 +1,4 @@
-"""Least squares for times: errors count relative to a scale, costs are not negative."""
+"""Least squares for durations: relative errors, nonnegative coefficients."""
 
 from typing import Any
 
@@ -7,18 +7,18 @@ import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
 
-# of columns that are scaled to length 1
+# tolerance, for columns scaled to length 1
 TOLERANCE = 1e-12
 
 
 def nonnegative(features: Any, target: Any, scale: Any = None) -> Array:
-    """The coefficients (k,), none below zero, with the least sum of squares of
-    ``(features @ coefficients - target) / scale``.
+    """Return the coefficients (k,) >= 0 with the least sum of squares of ``(features @
+    coefficients - target) / scale``.
 
-    ``features`` is (m, k), ``target`` (m,), ``scale`` (m,) and positive: by default the
-    target, so that errors are relative. A feature that is zero everywhere gets 0.
-    Active set method of Lawson and Hanson, Solving Least Squares Problems (1974),
-    chapter 23. Raises ValueError for a scale that is not positive.
+    ``features`` is (m, k), ``target`` (m,), ``scale`` (m,) and positive; it defaults to
+    the target, for relative errors. A feature that is zero everywhere gets 0. Active
+    set method of Lawson and Hanson, Solving Least Squares Problems (1974), chapter 23.
+    Raises ValueError for a scale that is not positive.
     """
     wanted = np.asarray(target, np.float64)
     weight = wanted if scale is None else np.asarray(scale, np.float64)
@@ -26,7 +26,7 @@ def nonnegative(features: Any, target: Any, scale: Any = None) -> Array:
         raise ValueError("least squares: the scale of every row must be positive")
     rows = np.asarray(features, np.float64) / weight[:, None]
     lengths = np.linalg.norm(rows, axis=0)
-    # they differ by twelve orders: flops and calls
+    # columns differ by twelve orders of magnitude: flops and calls
     rows = rows / np.where(lengths > 0, lengths, 1.0)
     found = _active_set(rows, wanted / weight)
     return found / np.where(lengths > 0, lengths, 1.0)
@@ -48,7 +48,7 @@ def _active_set(rows: Array, target: Array) -> Array:
 def _feasible(
     rows: Array, target: Array, found: Array, free: npt.NDArray[np.bool_]
 ) -> tuple[Array, npt.NDArray[np.bool_]]:
-    """The best with those ``free``, less those that it would make negative."""
+    """Solve for the ``free`` coefficients, dropping any that would become negative."""
     free = free.copy()
     while True:
         best = np.zeros_like(found)
@@ -56,7 +56,7 @@ def _feasible(
         below = free & (best <= 0)
         if not below.any():
             return best, free
-        # as far towards it as all stay above zero
+        # move towards it until a coefficient becomes zero
         step = (found[below] / (found[below] - best[below])).min()
         found = found + step * (best - found)
         free &= found > TOLERANCE

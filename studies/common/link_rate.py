@@ -9,9 +9,9 @@ UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 
 
 def bytes_per_s(rate: str) -> float:
-    """What a rate carries: ``100mbit`` are 12.5e6 bytes a second.
+    """Parse a rate: ``100mbit`` is 12.5e6 bytes per second.
 
-    Raises UserError for anything else than a positive number and its unit.
+    Raises UserError unless it is a positive number with its unit.
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)", rate)
     if not found or not float(found[1]):

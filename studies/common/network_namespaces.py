@@ -1,18 +1,17 @@
-"""Hosts on one machine: networks of their own, each with a cable to one switch.
+"""Simulated hosts: network namespaces, each connected by a cable to one switch.
 
-A command can run on such a host (:meth:`Host.command`). Or a process stays in the
-network of its machine, and only the sockets of a process group are made in that of its
-host (:func:`over`): so it can train over loopback now and over a shaped cable a moment
-later, and both are measured side by side.
+A command can run on such a host (:meth:`Host.command`). Alternatively a process stays
+in the namespace of the machine, and only the sockets of a process group are created in
+a host's namespace (:func:`over`): it can train over loopback and over a shaped cable in
+turn, for an interleaved comparison.
 
-The networks have no name. They are gone with the last process that holds them, and
-cables, shaping and switch with them, however that process ends: nothing can be left
-behind.
+The namespaces are anonymous. They disappear with the last process that holds them,
+together with cables, shaping and switch, so nothing is left behind.
 
-Needs Linux, root, iproute2 and util-linux. A cable is a veth pair, the switch a bridge;
-tc-tbf shapes what a host sends, with a bucket of :data:`BURST_BYTES` that passes at
-once after a pause. Shaping stands for a slower cable: a longer or a lossy one needs
-netem, which not every kernel has.
+Requires Linux, root, iproute2 and util-linux. A cable is a veth pair, the switch a
+bridge; tc-tbf shapes the traffic sent by a host, with a bucket of :data:`BURST_BYTES`
+after a pause. Shaping simulates a slower cable; latency or loss would need netem, which
+not every kernel has.
 """
 
 import ctypes
@@ -27,14 +26,14 @@ from typing import NamedTuple, Self
 
 from minitrain.core.errors import UserError
 
-# as tc writes it: 128 KiB, enough for a packet that the kernel cuts only on its way
+# in tc's format: 128 KiB, enough for a packet before segmentation offload
 BURST = "128kb"
 BURST_BYTES = 128 * 1024
-# longest time that a packet may wait for the shaper
+# maximum delay of a packet in the shaper
 LATENCY = "50ms"
 CABLE, SWITCH = "cable", "switch"
 SOCKETS = "GLOO_SOCKET_IFNAME"
-# of the networks nobody else knows: no route leads anywhere else
+# addresses within the namespaces only, without a route to the outside
 ADDRESS = "10.0.0.{}"
 TOOLS = {"ip": "iproute2", "tc": "iproute2"}
 TOOLS |= {"nsenter": "util-linux", "setpriv": "util-linux"}
@@ -43,7 +42,7 @@ OWN_NETWORK = "/proc/thread-self/ns/net"
 
 
 def why_not() -> str | None:
-    """Why this process cannot make hosts; None where it can, which it tries."""
+    """Return why this process cannot create namespaces, by trying; None if it can."""
     if reason := _missing():
         return reason
     try:
@@ -64,27 +63,26 @@ def _missing() -> str | None:
 
 
 class Host(NamedTuple):
-    """One network: ``path`` names it for processes of the same user while that lives
-    which made it; ``address`` is that of its cable.
+    """Simulated host: ``path`` names its namespace for processes of the same user while
+    its creator runs; ``address`` is the address of its cable.
     """
 
     path: str
     address: str
 
     def command(self, command: Sequence[str]) -> list[str]:
-        """``command`` as it runs on this host; it is told to end (SIGTERM) when the
-        process ends that starts it.
+        """Return ``command`` wrapped to run on this host; it gets SIGTERM when its
+        parent exits.
         """
         ends = ["setpriv", "--pdeathsig", "TERM", "--"]
         return [*ends, "nsenter", f"--net={self.path}", "--", *command]
 
 
 class Networks:
-    """``count`` hosts, their cables and the switch, as long as the context lasts.
+    """Create ``count`` hosts with cables and a switch, for the duration of the context.
 
-    ``rate`` is what each may send, as tc writes it (``100mbit``); None is as fast as
-    the machine is. Raises UserError without what they need, or where the kernel
-    refuses.
+    ``rate`` limits what each host sends, in tc's format (``100mbit``); None for no
+    limit. Raises UserError if a requirement is missing or the kernel refuses.
     """
 
     def __init__(self, count: int = 2, rate: str | None = None) -> None:
@@ -113,7 +111,7 @@ class Networks:
 
     @property
     def hosts(self) -> list[Host]:
-        """All of them."""
+        """All hosts."""
         _, *networks = map(_path_of, self._networks)
         return [
             Host(path, ADDRESS.format(number))
@@ -122,7 +120,7 @@ class Networks:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Of the network of each host."""
+        """Path of each host's namespace."""
         return tuple(host.path for host in self.hosts)
 
     def _join(self) -> None:
@@ -137,7 +135,7 @@ class Networks:
                 _run("ip", "link", "add", *cable, "netns", host.path)
                 _run("ip", "link", "set", "dev", port, "master", SWITCH, "up")
             with inside(host.path):
-                # gloo would take the address of version 6, too
+                # gloo could choose the IPv6 address
                 _run("ip", "link", "set", "dev", CABLE, "addrgenmode", "none")
                 _run("ip", "addr", "add", f"{host.address}/24", "dev", CABLE)
                 for device in (CABLE, "lo"):
@@ -155,23 +153,23 @@ def _path_of(network: int) -> str:
 
 
 def shape(path: str, rate: str) -> None:
-    """Let the host at ``path`` send at ``rate`` and no faster, such as ``100mbit``."""
+    """Limit what the host at ``path`` sends to ``rate``, such as ``100mbit``."""
     bucket = ["rate", rate, "burst", BURST, "latency", LATENCY]
     with inside(path):
         _run("tc", "qdisc", "replace", "dev", CABLE, "root", "tbf", *bucket)
 
 
 def host_of(rank: int, world_size: int) -> int:
-    """Which host a rank is on: the first half on the first, so that a ring crosses the
-    cable once in each direction.
+    """Return the host of a rank: the first half is on the first host, so that a ring
+    crosses the cable once per direction.
     """
     return int(2 * rank >= world_size)
 
 
 @contextmanager
 def over(path: str) -> Iterator[None]:
-    """Process groups that are made within talk over the cable of the host at ``path``:
-    gloo's sockets, and its thread that serves them, stay where they were made.
+    """Create process groups within this context over the cable of the host at ``path``:
+    gloo's sockets and its serving thread stay in the namespace of their creation.
     """
     before = os.environ.get(SOCKETS)
     os.environ[SOCKETS] = CABLE
@@ -186,7 +184,7 @@ def over(path: str) -> Iterator[None]:
 
 @contextmanager
 def inside(path: str) -> Iterator[None]:
-    """This thread, and what it starts, is in the network at ``path``."""
+    """Move this thread, and threads it starts, to the namespace at ``path``."""
     home = _open(OWN_NETWORK)
     try:
         there = _open(path)
@@ -203,7 +201,7 @@ def inside(path: str) -> Iterator[None]:
 
 
 def _new_network() -> int:
-    """A file descriptor of a new network, which lasts as long as somebody has one."""
+    """Return a file descriptor of a new namespace, which exists while it is open."""
     home = _open(OWN_NETWORK)
     try:
         _require(_libc().unshare(CLONE_NEWNET))
@@ -223,7 +221,7 @@ def _enter(network: int) -> None:
     _require(_libc().setns(network, CLONE_NEWNET))
 
 
-# Python has both from 3.12 on
+# available in os from Python 3.12
 def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
 

@@ -15,12 +15,12 @@ FIELDS = ("sync", *COUNTS, "bucket_cap_mb", "link")
 
 @dataclass(frozen=True)
 class Setting:
-    """What is trained, by how many processes, and how they synchronize.
+    """Model, number of processes and synchronization of a training step.
 
-    ``samples`` are those of one process in a step, over its ``micro_batches``; ``link``
-    is loopback or the rate of a cable, ``bucket_cap_mb`` as in params.yaml. ``sync`` is
-    one of ``none``, ``ddp`` and ``fp16_compress``. All processes compute on one
-    machine. ``n_embd`` and ``samples`` of what is only predicted need not be whole.
+    ``samples`` are per process and step, over its ``micro_batches``; ``link`` is
+    loopback or the rate of a cable, ``bucket_cap_mb`` as in params.yaml. ``sync`` is
+    one of ``none``, ``ddp`` and ``fp16_compress``. All processes run on one machine.
+    For predictions, ``n_embd`` and ``samples`` may be fractional.
     """
 
     sync: str
@@ -36,18 +36,18 @@ class Setting:
 
     @property
     def silent(self) -> "Setting":
-        """The same processes, without communication."""
+        """Same processes, without communication."""
         return replace(self, sync=NO_SYNC, bucket_cap_mb=None, link=LOOPBACK)
 
     @property
     def alone(self) -> "Setting":
-        """One process of it that nobody else disturbs."""
+        """Single process of this setting, without others on the machine."""
         return replace(self.silent, processes=1)
 
 
 def setting_of(row: Sequence[Any]) -> Setting:
-    """The setting of a row with all FIELDS in their order; ValueError, for pydantic,
-    with what is allowed.
+    """Return the setting of a row with all FIELDS in order; raises ValueError with the
+    allowed values (for pydantic).
     """
     if len(row) != len(FIELDS):
         raise ValueError(f"must be a list of {', '.join(FIELDS)}")
@@ -68,7 +68,7 @@ def setting_of(row: Sequence[Any]) -> Setting:
 
 
 def checked_link(name: str) -> str:
-    """``name`` where it is loopback or a rate; ValueError, for pydantic."""
+    """Return ``name`` if it is loopback or a rate; raises ValueError (for pydantic)."""
     if name != LOOPBACK:
         try:
             bytes_per_s(name)
@@ -78,7 +78,7 @@ def checked_link(name: str) -> str:
 
 
 def name_of(setting: Setting) -> str:
-    """One line that says all of it, and differs for any other setting of a study."""
+    """Return a unique name of the setting within a study, on one line."""
     said = [
         setting.sync,
         f"{setting.processes} x {setting.samples:g} samples",
@@ -94,7 +94,7 @@ def name_of(setting: Setting) -> str:
 
 
 def new_in(setting: Setting, fitted: Sequence[Setting]) -> list[str]:
-    """The FIELDS with an effect in ``setting`` that no setting of ``fitted`` has."""
+    """Return the FIELDS of ``setting`` with effect and a value new to ``fitted``."""
     if setting.sync == NO_SYNC:
         setting = setting.silent
     return [

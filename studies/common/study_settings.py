@@ -1,6 +1,6 @@
-"""What the params.yaml of studies may say: here what they share, then a module each.
+"""Shared schema of studies' params.yaml; a module per study extends it.
 
-So a study is run again when what it asks for itself changes, and not another's.
+With separate modules, a change of one study's schema does not rerun other studies.
 """
 
 from pathlib import Path
@@ -10,26 +10,26 @@ from pydantic import Field, create_model
 
 from minitrain.core.schema import Count, Section, Some, load
 
-# one process synchronizes with nobody
+# one process does not synchronize
 WorldSize = Annotated[int, Field(ge=2)]
-# below, the interval of a comparison says little
+# with fewer rounds, intervals of comparisons are too wide
 Rounds = Annotated[int, Field(ge=15)]
 
 
 class Interleaved(Section):
-    """Interleaved arms: in each round all train, on global batches of some sizes."""
+    """Interleaved arms that train in every round, on several global batch sizes."""
 
     world_size: WorldSize
     num_rounds: Rounds
     steps_per_round: Count
 
     def batch_sizes(self) -> dict[str, int]:
-        """Samples in a global batch, by the key that says it."""
+        """Return the samples in a global batch, by key of params.yaml."""
         raise NotImplementedError
 
 
 class InterleavedAtOneSize(Interleaved):
-    """All of them at one size of the global batch."""
+    """Interleaved arms at one global batch size."""
 
     global_batch_size: Count
 
@@ -38,7 +38,7 @@ class InterleavedAtOneSize(Interleaved):
 
 
 class InterleavedAtSizes(Interleaved):
-    """All of them at each of several sizes of the global batch."""
+    """Interleaved arms at several global batch sizes."""
 
     global_batch_sizes: Some[Count]
 
@@ -51,7 +51,7 @@ S = TypeVar("S", bound=Section)
 
 
 def load_study(folder: Path, schema: type[S]) -> S:
-    """The section of ``folder``/params.yaml that bears the folder's name.
+    """Load the section of ``folder``/params.yaml with the name of the folder.
 
     Raises UserError as :func:`minitrain.core.schema.load` does.
     """

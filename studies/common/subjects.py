@@ -1,4 +1,4 @@
-"""What the bugs are injected in: two tiny models, and batches of unequal lengths."""
+"""Models and batches for injected bugs: two tiny models, batches of unequal lengths."""
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ NUM_STEPS = 6
 
 
 class Bigrams(nn.Module):
-    """Predicts a token from the one before it, in the convention of causal models."""
+    """Bigram model with the interface of causal language models."""
 
     def __init__(self, norm: nn.Module) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class Bigrams(nn.Module):
         self.head = nn.Linear(WIDTH, VOCAB_SIZE, bias=False)
 
     def forward(self, input_ids: Tensor, labels: Tensor) -> CausalOutput:
-        """``loss``: the mean over the labels that are not -100."""
+        """Return ``loss``, the mean over labels that are not -100."""
         hidden = self.embedding(input_ids[:, :-1]).flatten(0, 1)
         logits = self.head(self.norm(torch.tanh(self.hidden(hidden))))
         targets = labels[:, 1:].flatten()
@@ -36,19 +36,19 @@ class Bigrams(nn.Module):
 
 
 def plain() -> nn.Module:
-    """Without buffers."""
+    """Build a model without buffers."""
     return Bigrams(nn.LayerNorm(WIDTH))
 
 
 def spare_parameter() -> nn.Module:
-    """With a parameter that the loss does not depend on."""
+    """Build a model with a parameter that does not affect the loss."""
     model = Bigrams(nn.LayerNorm(WIDTH))
     model.register_parameter("spare", nn.Parameter(torch.zeros(WIDTH)))
     return model
 
 
 def batch_norm() -> nn.Module:
-    """With running statistics."""
+    """Build a model with running statistics."""
     return Bigrams(nn.BatchNorm1d(WIDTH))
 
 
@@ -60,7 +60,7 @@ MODELS = {
 
 
 def make_batches(seed: int, count: int = NUM_STEPS) -> list[dict[str, Tensor]]:
-    """Global batches of random tokens, 3 to 12 in a row, padded with -100."""
+    """Return global batches of random tokens, 3 to 12 per row, padded with -100."""
     generator = torch.Generator().manual_seed(seed)
     batches = []
     for _ in range(count):
@@ -79,7 +79,7 @@ def make_run(
     seed: int = 0,
     steps: int = NUM_STEPS,
 ) -> RunConfig:
-    """A run of ``model`` with stock DDP."""
+    """Return a run of ``model`` with stock DDP."""
     return RunConfig(
         factory=MODELS[model],
         data=InMemory(make_batches(seed), causal_lm_loss, count_targets),

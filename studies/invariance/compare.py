@@ -1,4 +1,4 @@
-"""Train with 1, 2, 4 and 8 processes under `invariant`, and compare what they wrote."""
+"""Train with 1, 2, 4 and 8 processes under `invariant`, and compare the outputs."""
 
 import hashlib
 import itertools
@@ -60,7 +60,7 @@ def require_empty_shards(num_samples: int, train: Train) -> None:
 
 
 def fingerprint(params: Params, world_size: int, num_samples: int | None) -> Any:
-    # Files of one run, in a folder that is gone afterwards: only their hashes stay.
+    # The files of a run are temporary; only their hashes are kept.
     with tempfile.TemporaryDirectory(prefix="minitrain-invariance-") as name:
         shards, run = Path(name, "shards"), Path(name, "run")
         kept = itertools.islice(each_row(ROOT / "data/corpus.jsonl"), num_samples)
@@ -70,7 +70,7 @@ def fingerprint(params: Params, world_size: int, num_samples: int | None) -> Any
             require_empty_shards(len(samples), params.train)
         write_shards(shards, samples, world_size)
         job = Job(params, "gloo", world_size, shards, run, SCRIPT)
-        # the training stage's own run, with its states, losses and hashes
+        # a run of the training stage, with states, losses and hashes
         launch(train_rank, world_size, job, "launch", timeout_s=1200)
         states = sorted((run / "states").iterdir())
         rows = read_jsonl(run / "hashes.jsonl")

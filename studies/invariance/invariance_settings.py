@@ -1,4 +1,4 @@
-"""What studies/invariance/params.yaml may say."""
+"""Schema of studies/invariance/params.yaml."""
 
 from minitrain.core.schema import Count, Section, Some
 

@@ -1,5 +1,5 @@
-"""Climb the ladder with the default model: more world sizes, optimizers and number
-types than the pipeline has, with and without dropout, and every run twice.
+"""Run the ladder with the default model on more world sizes, optimizers and dtypes than
+the pipeline, with and without dropout, and every run twice.
 """
 
 from collections.abc import Callable
@@ -54,8 +54,8 @@ def main() -> None:
         "train": stated.train.model_dump(mode="json"),
         "provenance": provenance(Path(__file__)),
     }
-    # The report of the pipeline shows it too, but as no output of this stage: else
-    # `dvc repro` of the pipeline would run the study.
+    # Written for the pipeline's report, but not an output of this stage, or else `dvc
+    # repro` of the pipeline would run the study.
     for folder, name in ((STUDY, "origin"), (ROOT / "metrics", "ladder")):
         with open_atomic(folder / "ladder.csv") as file:
             pd.DataFrame(rows).to_csv(file, index=False)
@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def dropped(factory: Callable[[], nn.Module]) -> nn.Module:
-    # Noise on the embeddings, drawn by each rank from its own random numbers.
+    # Noise on the embeddings, from each rank's own random generator.
     model: Any = factory()
     model.token_embedding.register_forward_hook(
         lambda module, inputs, output: torch.dropout(output, DROPOUT, module.training)

@@ -1,4 +1,4 @@
-"""What studies/ladder/params.yaml may say."""
+"""Schema of studies/ladder/params.yaml."""
 
 from typing import Annotated
 

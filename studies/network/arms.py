@@ -1,15 +1,15 @@
-"""What trains over the links: how many hosts, how many ranks on each, and how."""
+"""Arms of the study: number of hosts, ranks per host, and training options."""
 
 from dataclasses import dataclass, field
 from typing import Any
 
 BATCH = 32
-# in the place of a link, for what trains on one host alone
+# placeholder for the link of arms on a single host
 ONE_HOST = "one host"
-# A/A: an arm, and the same once more
+# an arm and its A/A duplicate
 FOUR, AGAIN = "ddp, 2 hosts x 2", "ddp, 2 hosts x 2, again"
 HIERARCHICAL = "hierarchical, 2 hosts x 2"
-# whatever params.yaml says
+# fixed values, overriding params.yaml
 PLAIN = {
     "sync": "ddp",
     "global_batch_size": BATCH,
@@ -23,7 +23,7 @@ PLAIN = {
 
 @dataclass(frozen=True)
 class Arm:
-    """``changes`` are those of the section ``train`` of params.yaml."""
+    """Arm with ``changes`` to the section ``train`` of params.yaml."""
 
     name: str
     hosts: int = 2
@@ -36,16 +36,16 @@ class Arm:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The section ``train`` of params.yaml, as far as an arm decides."""
+        """Options of the section ``train`` that an arm sets."""
         return {**PLAIN, **self.changes}
 
     def goes_over(self, link: str) -> bool:
-        """Whether it trains over ``link``: what one host holds needs none."""
+        """Return true if the arm trains over ``link``; arms on one host use none."""
         return (self.hosts == 1) == (link == ONE_HOST)
 
 
 def _accumulation(steps: int) -> dict[str, Any]:
-    # as many samples between two all-reduces as so many steps have
+    # one all-reduce for the samples of that many steps
     return {"grad_accumulation_steps": steps, "global_batch_size": steps * BATCH}
 
 

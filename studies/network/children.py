@@ -1,4 +1,4 @@
-"""What this process and the stages that it starts use of the machine's cores."""
+"""CPU usage of this process and of the stages that it starts."""
 
 from dataclasses import replace
 from resource import RUSAGE_CHILDREN, RUSAGE_SELF, getrusage
@@ -7,8 +7,8 @@ from minitrain.core.load import Usage
 
 
 def usage_with_children() -> Usage:
-    """Readings at this moment. Processes that have ended count, with all that they
-    waited for themselves; what computes and is none of them is somebody else.
+    """Read CPU usage, including exited children that were waited for. CPU time of any
+    other process counts as foreign load.
     """
     used = [getrusage(who) for who in (RUSAGE_SELF, RUSAGE_CHILDREN)]
     return replace(

@@ -1,4 +1,4 @@
-"""A copy of the project's data and parameters for one host, and its stages there."""
+"""Copy of the project's data and parameters for one host, and its stages."""
 
 import os
 import shutil
@@ -20,7 +20,7 @@ LIMIT_S = 300
 
 
 def make_project(folder: Path, changes: Mapping[str, Any]) -> None:
-    """The project's code, with ``changes`` of its params.yaml and their shards."""
+    """Copy the project's code, with ``changes`` to params.yaml and matching shards."""
     for name in DATA:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, folder / name)
@@ -32,7 +32,7 @@ def make_project(folder: Path, changes: Mapping[str, Any]) -> None:
 
 
 def set_params(folder: Path, changes: Mapping[str, Any]) -> None:
-    """Write dotted keys of the params.yaml in ``folder``."""
+    """Write dotted keys to the params.yaml in ``folder``."""
     yaml, path = YAML(), folder / "params.yaml"
     params = yaml.load(path)
     for key, value in changes.items():
@@ -42,7 +42,7 @@ def set_params(folder: Path, changes: Mapping[str, Any]) -> None:
 
 
 def begin(folders: Sequence[Path], changes: Mapping[str, Any]) -> None:
-    """Remove earlier runs, and write ``changes`` of the section ``train``."""
+    """Remove earlier runs, and write ``changes`` to the section ``train``."""
     stated = {f"train.{key}": value for key, value in changes.items()}
     for folder in folders:
         shutil.rmtree(folder / "data/runs", ignore_errors=True)
@@ -50,12 +50,12 @@ def begin(folders: Sequence[Path], changes: Mapping[str, Any]) -> None:
 
 
 def stage(folder: Path, name: str, *options: str) -> None:
-    """Run a stage of the project in ``folder``, on this host."""
+    """Run a stage of the project in ``folder`` on this host."""
     wait([start(folder, [sys.executable, "-m", f"stages.{name}", *options])], name)
 
 
 def start(folder: Path, command: Sequence[str]) -> "subprocess.Popen[str]":
-    """Start ``command`` in ``folder``, in an environment of its own."""
+    """Start ``command`` in ``folder`` with a clean environment."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(NOT_OURS)}
     path = f"{Path(sys.executable).parent}{os.pathsep}{kept['PATH']}"
     return subprocess.Popen(
@@ -69,7 +69,7 @@ def start(folder: Path, command: Sequence[str]) -> "subprocess.Popen[str]":
 
 
 def wait(running: Sequence["subprocess.Popen[str]"], what: str) -> None:
-    """Wait for all; UserError with what was said, where one fails."""
+    """Wait for all processes; raises UserError with the output of one that failed."""
     try:
         said = [process.communicate(timeout=LIMIT_S)[0] for process in running]
     finally:

@@ -1,4 +1,4 @@
-"""Write the table: speed over each link, all-reduce, and what became of the bits."""
+"""Write the table of each link: speed, all-reduce, and bit equality."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +14,7 @@ from minitrain.core.provenance import measured_where
 from minitrain.report.numbers import ms, percent
 
 STUDY = Path(__file__).resolve().parent
-# that are shown of the ladder: who repeats the bits, and who shares no code
+# rungs shown: the bit-exact replay, and the independent witness
 RUNGS = ("replay", "witness_gradients")
 
 
@@ -76,7 +76,7 @@ def against_stock(speeds: Speeds, arm: Arm, link: str, busy: str | None) -> str:
 
 def kept(arm: Arm, found: dict[str, Any]) -> list[str]:
     rungs = found["rungs"]
-    # another link with other bits would have ended the study
+    # all links have equal bits, or else the study would have failed
     alone = "equal" if found["same_on_one_host"] else "other bits"
     own = (rungs[name] for name in RUNGS)
     return [arm.name, found["verdict"], *own, "equal", alone]

@@ -1,4 +1,4 @@
-"""What the cost model of studies/prediction expects of all-reduces over a link."""
+"""All-reduce times over a link predicted by the cost model of studies/prediction."""
 
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,12 @@ from link_rate import LOOPBACK
 from minitrain.core.files import read_json
 
 FIT = Path(__file__).resolve().parents[1] / "prediction"
-# what both must be measured on, so that one can be expected of the other
+# facts that both measurements must share
 MACHINE = ("cpu", "cores", "torch")
 
 
 def fitted_on(machine: dict[str, Any]) -> Network | None:
-    """The links of the cost model, if they were measured on such a ``machine``."""
+    """Return the links of the cost model if measured on such a ``machine``."""
     there = read_json(FIT / "machine.json", "machine")["machine"]
     if any(there[key] != machine[key] for key in MACHINE):
         return None
@@ -26,7 +26,7 @@ def fitted_on(machine: dict[str, Any]) -> Network | None:
 def expected_ms(
     arm: Arm, num_bytes: list[int], rate: str, links: Network | None
 ) -> float | None:
-    # all at once, on a link that has rested: what is waited for is no part of it
+    # back to back, on a link that was idle; excludes waiting for gradients
     if links is None or arm.world_size == 1 or (rate != LOOPBACK and not links.cable):
         return None
     ready = [0.0] * len(num_bytes)

@@ -1,4 +1,4 @@
-"""One training on several hosts, each a network namespace with a folder of its own."""
+"""Training on several hosts, each a network namespace with its own folder."""
 
 import json
 from pathlib import Path
@@ -18,8 +18,8 @@ PORT = 29400
 
 
 def train(folders: list[Path], arm: Arm, rate: str | None) -> None:
-    """Train as ``arm`` says, on a host for each folder; the first one gets the results.
-    UserError with what was said, where a host fails.
+    """Train ``arm`` with one host per folder; the first host gets the results. Raises
+    UserError with the output of a host that failed.
     """
     if arm.hosts == 1:
         train_alone(folders[0], arm)
@@ -33,12 +33,12 @@ def train(folders: list[Path], arm: Arm, rate: str | None) -> None:
 
 
 def train_alone(folder: Path, arm: Arm) -> None:
-    """All ranks of ``arm`` on one host, over loopback."""
+    """Run all ranks of ``arm`` on one host, over loopback."""
     stage(folder, "train", "--backend", "gloo", "--world-size", str(arm.world_size))
 
 
 def bucket_bytes(folder: Path, arm: Arm) -> list[int]:
-    """Payload of each all-reduce of a step, as the run in ``folder`` recorded it."""
+    """Return the payload of each all-reduce of a step, as recorded in ``folder``."""
     hashes = folder / f"data/runs/gloo-{arm.world_size}/hashes.jsonl"
     rows = [json.loads(line) for line in hashes.read_text().splitlines()]
     layouts = [row["buckets"] for row in rows if row["kind"] == "buckets"]
@@ -46,7 +46,7 @@ def bucket_bytes(folder: Path, arm: Arm) -> list[int]:
 
 
 def result(folder: Path, arm: Arm, num_warmup_steps: int) -> dict[str, Any]:
-    """Speed, all-reduce time and the state's SHA-256 of a run that was made."""
+    """Return the speed, all-reduce time and state SHA-256 of a finished run."""
     run = folder / f"data/runs/gloo-{arm.world_size}"
     timings = pd.read_json(run / "timings.jsonl", lines=True)
     names = ("tokens_per_s", "step_mean_ms", "allreduce_p50_ms", "overlap")
@@ -58,7 +58,7 @@ def result(folder: Path, arm: Arm, num_warmup_steps: int) -> dict[str, Any]:
 
 
 def state_sha256(folder: Path, arm: Arm) -> str:
-    """That of the final state, which all ranks have."""
+    """Return the SHA-256 of the final state, which is equal on all ranks."""
     states = folder / f"data/runs/gloo-{arm.world_size}/states"
     found = {sha256_file(file) for file in states.iterdir()}
     if len(found) > 1:
@@ -67,7 +67,7 @@ def state_sha256(folder: Path, arm: Arm) -> str:
 
 
 def rungs(folder: Path, world_size: int) -> dict[str, Any]:
-    """The run's own rungs, its replay's and the witness's, and what they come to."""
+    """Return the rungs of the run, its replay and the witness, with their verdict."""
     size = ["--world-size", str(world_size)]
     stage(folder, "replay", *size)
     stage(folder, "verify", "--backend", "gloo", *size)
@@ -77,7 +77,7 @@ def rungs(folder: Path, world_size: int) -> dict[str, Any]:
 
 
 def held_to(folder: Path, arm: Arm, sha256: str) -> dict[str, Any]:
-    """The bits of the run in ``folder``: its own rungs, and as on one host."""
+    """Check the bits of a run: its own rungs, and equality with one host."""
     found = {"state_sha256": sha256, **rungs(folder, arm.world_size)}
     found["bucket_bytes"] = bucket_bytes(folder, arm)
     begin([folder], arm.settings)

@@ -1,5 +1,5 @@
-"""Train every arm over every link, round by round, with the pipeline's own stage; hold
-each to its bits: those of its replay, of every link, and of the same ranks on one host.
+"""Train every arm over every link, round by round, with the training stage. All must
+have the bits of their replay, of other links, and of the same ranks on one host.
 """
 
 import shutil
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def make_hosts(inside: Path, study: Network) -> Iterator[Path]:
-    # one folder for each host, as on machines that share no file system
+    # one folder per host, as without a shared file system
     first = inside / "host-0"
     first.mkdir()
     changes = {
@@ -74,7 +74,7 @@ def make_hosts(inside: Path, study: Network) -> Iterator[Path]:
 
 
 def origin(study: Network) -> dict[str, Any]:
-    """Where, when and by what code; and what was trained, for the report."""
+    """Return machine, time and code of the measurement, and the training options."""
     params = load_params(ROOT / "params.yaml")
     steps = {"num_steps": study.num_steps, "num_warmup_steps": study.num_warmup_steps}
     return {

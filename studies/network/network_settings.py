@@ -1,4 +1,4 @@
-"""What studies/network/params.yaml may say."""
+"""Schema of studies/network/params.yaml."""
 
 from typing import Annotated, Self
 
@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from minitrain.core.schema import Count, Problem, Section
 
-# as tc writes it; None is as fast as the machine is
+# in tc's format; None for no limit
 Rate = Annotated[str, Field(pattern=r"^[1-9]\d*(k|m|g)bit$")] | None
 
 

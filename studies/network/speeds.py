@@ -1,4 +1,4 @@
-"""Speeds of the arms over each link, and against stock DDP on the same hosts."""
+"""Speeds of the arms over each link, and relative to stock DDP on the same hosts."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ STUDY = Path(__file__).resolve().parent
 
 
 class Ratio(NamedTuple):
-    """Of rounds, each against its own: the median, and all between least and most."""
+    """Per-round speed ratio: the median, lowest and highest."""
 
     median: float
     low: float
@@ -21,13 +21,15 @@ class Ratio(NamedTuple):
         return f"{self.median:.2f} ({self.low:.2f} to {self.high:.2f})"
 
     def differs(self, floor: float) -> bool:
-        """Whether all rounds lie on one side of 1, and the median beyond ``floor``."""
+        """Return true if all rounds are on one side of 1, the median beyond
+        ``floor``.
+        """
         beyond = max(self.median, 1 / self.median) - 1 > floor
         return beyond and (self.low > 1 or self.high < 1)
 
 
 class Speeds:
-    """What ``runs.csv`` holds."""
+    """Speeds in ``runs.csv``."""
 
     def __init__(self, rows: pd.DataFrame) -> None:
         self._rows = rows
@@ -36,25 +38,25 @@ class Speeds:
         self.num_rounds = rows["round"].nunique()
 
     def of(self, arm: Arm, link: str, column: str = "tokens_per_s") -> Any:
-        """Its values, by round."""
+        """Return the values of an arm by round."""
         rows, link_ = self._rows, link
         mine = rows[(rows["arm"] == arm.name) & (rows["link"] == link_)]
         return mine.set_index("round")[column].sort_index()
 
     def median(self, arm: Arm, link: str, column: str = "tokens_per_s") -> float:
-        """Over all rounds."""
+        """Return the median over all rounds."""
         return float(self.of(arm, link, column).median())
 
     def ratio(self, arm: Arm, other: Arm, link: str, over: str | None = None) -> Ratio:
-        """Speed of ``arm`` as a multiple of the ``other``'s, which may be ``over``
-        another link.
+        """Return the speed of ``arm`` as a multiple of ``other``'s, which may be
+        ``over`` another link.
         """
         found = (self.of(arm, link) / self.of(other, over or link)).to_numpy()
         return Ratio(float(np.median(found)), float(found.min()), float(found.max()))
 
     def noise_floor(self, column: str = "tokens_per_s") -> float:
-        """How far two arms that are the same lay apart, as a share of the lesser: the
-        most of any round over any link.
+        """Return the largest relative difference between the A/A arms in any round over
+        any link.
         """
         twins = named(AGAIN), named(FOUR)
         found = [[self.of(arm, x, column) for arm in twins] for x in self.links]
@@ -62,7 +64,7 @@ class Speeds:
         return float(max(ratios.max(), 1 / ratios.min())) - 1
 
     def spread(self) -> float:
-        """How far rounds of one arm over one link lie apart: the median over them."""
+        """Return the median relative range between rounds, over arms and links."""
         speeds = self._rows.groupby(["arm", "link"])["tokens_per_s"]
         return float((speeds.max() / speeds.min() - 1).median())
 
@@ -76,7 +78,7 @@ def named(name: str) -> Arm:
 
 
 def stock_like(arm: Arm) -> Arm | None:
-    """Stock DDP on as many hosts and ranks; None for itself."""
+    """Return the stock DDP arm with as many hosts and ranks; None for itself."""
     same = [one for one in ARMS if not one.changes and shape(one) == shape(arm)]
     return same[0] if same and same[0] is not arm else None
 

@@ -1,5 +1,5 @@
-"""Give the report its table: one process, two, and two hosts over each link, with the
-all-reduces that the cost model of studies/prediction expects there.
+"""Write the table for the report: one process, two, and two hosts over each link, with
+the all-reduce times predicted by the cost model of studies/prediction.
 """
 
 from collections.abc import Iterator
@@ -32,8 +32,8 @@ def main() -> None:
     speeds = read()
     table = pd.DataFrame(rows(speeds, rates, bits, links))
     judged = {**kept, **judged_by(speeds), "provenance": origin}
-    # The report of the pipeline shows it too, but as no output of this stage: else
-    # `dvc repro` of the pipeline would run the study.
+    # Written for the pipeline's report, but not an output of this stage, or else `dvc
+    # repro` of the pipeline would run the study.
     for folder in (STUDY, ROOT / "metrics"):
         with open_atomic(folder / "hosts.csv") as file:
             table.to_csv(file, index=False)

@@ -1,4 +1,4 @@
-"""Draw the noise floor against the number of rounds, with the false alarms."""
+"""Draw noise floor and false alarms over the number of rounds."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from minitrain.report.canvas import BLUE, GREEN, ORANGE, PURPLE, canvas, save
 from minitrain.report.numbers import percent
 
 STUDY = Path(__file__).resolve().parent
-# a color and a shape for each strategy, in the order of the study
+# color and marker of each strategy, in the study's order
 LOOKS = ((BLUE, "o"), (ORANGE, "s"), (GREEN, "D"), (PURPLE, "^"))
 
 
@@ -22,9 +22,9 @@ def main() -> None:
 
 def headline(together: pd.DataFrame) -> str:
     said = []
-    # all rounds at once are one choice, which says little of a rate
+    # all rounds give a single sample, too few for a rate
     last = sorted(together["rounds"].unique())[-2:][0]
-    # both ends; only one, where only one number of rounds was judged
+    # both ends, or the only number of rounds
     for count in dict.fromkeys([last, together["rounds"].min()]):
         rows = together[together["rounds"] == count]
         floors = zip(rows["floor_p50"], rows["strategy"], strict=True)
@@ -58,7 +58,7 @@ def draw(together: pd.DataFrame) -> None:
     axes.set_ylabel("noise floor (bars: 5-95 %)")
     axes.grid(axis="y", color="#DDDDDD", linewidth=0.8)
     axes.legend(loc="upper right", frameon=False)
-    # two lines of ticks need more room below than one
+    # room for two lines of tick labels
     figure.subplots_adjust(bottom=0.8 / figure.get_figheight())
     with atomic_path(STUDY / "noise.png") as path:
         save(figure, path)

@@ -1,5 +1,5 @@
-"""Judge pairs of arms that are the same: their noise floors, and how often a pair is
-called different by the floor of another.
+"""Evaluate A/A pairs: their noise floors, and how often a pair is reported as different
+given the noise floor of another.
 """
 
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ def main() -> None:
         for name in study.strategies
         for judged in judge(chosen, name, study.copies)
     )
-    # all pairs together, then each
+    # all pairs together, then each pair
     found = pd.concat([found.assign(pair="all"), found])
     groups = found.groupby(["strategy", "rounds", "pair"], sort=False)
     floors = {name: groups["floor"].quantile(q) for name, q in FLOORS.items()}
@@ -48,7 +48,7 @@ def main() -> None:
 def choices(rows: pd.DataFrame, count: int, study: Noise) -> Iterator[pd.DataFrame]:
     random = np.random.default_rng([study.seed, count])
     every = rows["round"].unique()
-    # half of them go backwards, as in a study of so many rounds
+    # half of the rounds in reverse order, as in a study of that many rounds
     ways = [every[every % 2 == way] for way in (0, 1)]
     for _ in range(study.num_choices if count < len(every) else 1):
         chosen = [random.permutation(way)[: count // 2] for way in ways]
@@ -62,7 +62,7 @@ def judge(rows: pd.DataFrame, name: str, copies: int) -> Iterator[dict[str, Any]
     rounds = Rounds(rows, arms, pairs[:1], "rounds.csv")
     found: dict[Pair, Comparison] = {}
     for pair in pairs:
-        # the floor of the pair itself, which alone would judge it in a circle
+        # excludes the floor of the pair itself, which would be circular
         rounds.twins = [pair]
         found[pair] = rounds.compare(*pair)
     for pair, one in found.items():

@@ -1,4 +1,4 @@
-"""Measure arms that are the same, interleaved: what differs between them is noise."""
+"""Measure identical arms, interleaved; their difference is noise."""
 
 from functools import partial
 from pathlib import Path

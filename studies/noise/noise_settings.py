@@ -1,4 +1,4 @@
-"""What studies/noise/params.yaml may say."""
+"""Schema of studies/noise/params.yaml."""
 
 from typing import Annotated, Self
 
@@ -11,9 +11,9 @@ Even = Annotated[int, Field(ge=6, multiple_of=2)]
 
 
 class Noise(InterleavedAtOneSize):
-    # so many are told apart in the picture
+    # number of styles in the plot
     strategies: Annotated[Some[str], Field(max_length=4)]
-    # a pair, and another to judge it by
+    # a pair, and another for its noise floor
     copies: Annotated[int, Field(ge=4)]
     numbers_of_rounds: Some[Even]
     num_choices: Count

@@ -1,4 +1,4 @@
-"""Draw and tabulate how fast each arm is relative to the raw DDP loop."""
+"""Draw and tabulate the speed of each arm relative to the raw DDP loop."""
 
 from pathlib import Path
 from typing import Any

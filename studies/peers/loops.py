@@ -1,7 +1,7 @@
-"""The same training loop around DDP, by hand and with the help of two libraries.
+"""The same training loop around DDP, written by hand and with two libraries.
 
-All of them wrap the model in stock DistributedDataParallel over the process group that
-is already there, and leave the arithmetic to torch.
+All of them wrap the model in stock DistributedDataParallel over the existing process
+group, and leave the arithmetic to torch.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -29,7 +29,7 @@ def by_hand(model: nn.Module, optimizer: Optimizer) -> Wrapped:
 
 
 def with_accelerate(model: nn.Module, optimizer: Optimizer) -> Wrapped:
-    # finds the environment of torchrun, and the process group of this process
+    # uses torchrun's environment variables and the existing process group
     accelerator = Accelerator(cpu=True)
     return *accelerator.prepare(model, optimizer), accelerator.backward
 
@@ -37,14 +37,14 @@ def with_accelerate(model: nn.Module, optimizer: Optimizer) -> Wrapped:
 def with_fabric(model: nn.Module, optimizer: Optimizer) -> Wrapped:
     devices = dist.get_world_size()
     fabric = Fabric(accelerator="cpu", devices=devices, strategy="ddp")
-    # LOCAL_RANK is set, so it starts no processes, and joins the group of this one
+    # LOCAL_RANK is set, so it starts no processes and uses the existing group
     fabric.launch()
     return *fabric.setup(model, optimizer), fabric.backward
 
 
 @dataclass(frozen=True)
 class Peer(Arm):
-    """An arm whose model and optimizer are wrapped by ``wrap``."""
+    """Arm whose model and optimizer are wrapped by ``wrap``."""
 
     wrap: Callable[[nn.Module, Optimizer], Wrapped] = by_hand
 
@@ -55,12 +55,12 @@ class Peer(Arm):
 
 
 class HandWritten(Contestant):
-    """What everybody writes: forward, loss, backward, step, zero_grad."""
+    """Typical loop: forward, loss, backward, step, zero_grad."""
 
     def __init__(
         self, arm: Peer, params: Params, shards: Path, group: dist.ProcessGroup
     ) -> None:
-        # nothing of ours around the model, so that the library can wrap it
+        # the plain model, so that the library can wrap it
         super().__init__(arm, params.with_train(sync=PLAIN), shards, group)
         wrapped = arm.wrap(self.worker.model, self.worker.optimizer)
         self.wrapped, self.optimizer, self.backward = wrapped
@@ -70,7 +70,7 @@ class HandWritten(Contestant):
         for step in steps:
             (batch,) = self.worker.batches.micro_batches(step)
             loss = self.wrapped(**batch.inputs).loss
-            # DDP averages over ranks; what is wanted is the mean over all real targets
+            # DDP averages over ranks, so scale to the mean over all real targets
             share = batch.num_targets * world_size / batch.global_targets
             self.backward(loss * share)
             self.optimizer.step()

@@ -1,8 +1,8 @@
-"""minitrain's loop beside a raw DDP loop, Accelerate and Lightning Fabric.
+"""Benchmark of minitrain's loop, a raw DDP loop, Accelerate and Lightning Fabric.
 
-The same model, batches and optimizer in the same processes, interleaved. When all
-have had all turns, every arm's state is hashed: those that synchronize must have the
-same bits, or they did not do the same work.
+Same model, batches and optimizer in the same processes, interleaved. After all turns,
+every arm's state is hashed: arms that synchronize must have equal bits, or else they
+did not do the same work.
 """
 
 from functools import partial

@@ -1,4 +1,4 @@
-"""What studies/peers/params.yaml may say."""
+"""Schema of studies/peers/params.yaml."""
 
 from typing import Annotated
 
@@ -7,5 +7,5 @@ from study_settings import InterleavedAtSizes
 
 
 class Peers(InterleavedAtSizes):
-    # with more, shm adds in another order than DDP
+    # with more ranks, shm adds in a different order than DDP
     world_size: Annotated[int, Field(ge=2, le=2)]

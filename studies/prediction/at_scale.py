@@ -1,7 +1,7 @@
-"""The cost model where nobody here can measure: thousands of ranks on named networks.
+"""Cost model at scale: thousands of ranks on named networks.
 
-Nothing of it was measured on such a network. What is assumed stands in
-:data:`ASSUMPTIONS`, which a picture must carry.
+Nothing here was measured on such a network. :data:`ASSUMPTIONS` lists the assumptions,
+which a plot must show.
 """
 
 from collections.abc import Sequence
@@ -19,14 +19,14 @@ ASSUMPTIONS = (
     "a bucket is sent when backward has it; communication takes nothing from computing",
     "float32 gradients in buckets of the stated size, one all-reduce at a time",
 )
-# of computing, by the usual count: 2 flops of backward for each of forward
+# share of forward in computation, with the usual 2 backward flops per forward flop
 FORWARD_SHARE = 1 / 3
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What each rank computes in a step: a GPT with ``samples`` sequences, at
-    ``flops_per_s`` of the accelerator.
+    """Work of each rank in a step: a GPT with ``samples`` sequences, at ``flops_per_s``
+    of the accelerator.
     """
 
     n_layer: int
@@ -40,8 +40,8 @@ class Workload:
 
 @dataclass(frozen=True)
 class Cluster:
-    """``ranks`` in hosts of ``per_host``: ``inside`` joins those of a host, ``outside``
-    hosts.
+    """Cluster of ``ranks`` on hosts of ``per_host`` ranks; ``inside`` connects the
+    ranks of a host, ``outside`` the hosts.
     """
 
     ranks: int
@@ -51,13 +51,13 @@ class Cluster:
 
     @property
     def hosts(self) -> int:
-        """How many hosts the ranks take."""
+        """Number of hosts."""
         return -(-self.ranks // self.per_host)
 
 
 def flat_ring_s(num_bytes: float, cluster: Cluster) -> float:
-    """Seconds of one ring through all ranks, host by host: it goes at the pace of its
-    slowest link, so that with several hosts each message takes the way outside.
+    """Return the seconds of one ring through all ranks, host by host. Its slowest link
+    determines the speed: with several hosts each message takes the link outside.
     """
     if cluster.hosts == 1:
         return cluster.inside.seconds(num_bytes, cluster.ranks)
@@ -69,11 +69,11 @@ def flat_ring_s(num_bytes: float, cluster: Cluster) -> float:
 
 
 def hierarchical_s(num_bytes: float, cluster: Cluster) -> float:
-    """Seconds of three parts: reduce-scatter among the ranks of a host, rings through
-    the hosts for what each rank then has, all-gather in the host.
+    """Return the seconds of three phases: reduce-scatter within each host, rings across
+    hosts for each rank's slice, all-gather within each host.
 
-    The two parts inside are one all-reduce there; those outside share the card of their
-    host, so that they are one ring of all bytes.
+    The two inner phases cost one all-reduce within the host; the rings share the
+    network card of a host, so they cost one ring of all bytes.
     """
     within = min(cluster.ranks, cluster.per_host)
     inside = cluster.inside.seconds(num_bytes, within)
@@ -81,8 +81,8 @@ def hierarchical_s(num_bytes: float, cluster: Cluster) -> float:
 
 
 def efficiency(work: Workload, cluster: Cluster, hierarchical: bool) -> float:
-    """The share of a step that is computing: how fast ``cluster.ranks`` ranks are, over
-    as many that do not communicate.
+    """Return the fraction of a step spent on computation: the speed of
+    ``cluster.ranks`` ranks relative to as many that do not communicate.
     """
     layers = gpt_layers(work.n_layer, work.n_embd, work.block_size, work.vocab_size)
     flops = features(layers, work.samples * work.block_size)[:, 0]
@@ -105,28 +105,28 @@ def efficiencies(
     outside: Link,
     hierarchical: bool,
 ) -> list[float]:
-    """:func:`efficiency` of each number of ``ranks`` on these links."""
+    """Return the :func:`efficiency` for each number of ``ranks`` on these links."""
     clusters = [Cluster(count, per_host, inside, outside) for count in ranks]
     return [efficiency(work, cluster, hierarchical) for cluster in clusters]
 
 
 def latency_share(num_bytes: float, link: Link, ranks: int) -> float:
-    """The share of a ring's time that is messages and not bytes."""
+    """Return the fraction of a ring's time that is latency."""
     line = link.line(num_bytes)
     messages = ring_messages(ranks) * line.alpha
     return messages / (messages + ring_bytes(num_bytes, ranks) * line.beta)
 
 
 def smallest_useful_bucket(link: Link, ranks: int) -> float:
-    """Bytes of an all-reduce whose messages take as long as its bytes: smaller buckets
-    wait rather than send. It grows with the number of ranks.
+    """Return the bytes of an all-reduce whose latency equals its transfer time: smaller
+    buckets are latency bound. It grows with the number of ranks.
     """
     line = link.lines[-1]
     return ranks * line.alpha / line.beta
 
 
 def world_sizes(smallest: int, largest: int) -> Sequence[int]:
-    """Powers of two from ``smallest`` (one itself) to ``largest``."""
+    """Return the powers of two from ``smallest`` (a power of two) to ``largest``."""
     found = [smallest]
     while 2 * found[-1] <= largest:
         found.append(2 * found[-1])

@@ -1,4 +1,4 @@
-"""How far from a crossover its claims can be tried at most."""
+"""Range of values within which claims about a crossover are tested."""
 
 from crossover import Crossover, Gain
 
@@ -6,8 +6,9 @@ from crossover import Crossover, Gain
 def claimed_ends(
     gain: Gain, found: Crossover, ends: tuple[float, float]
 ) -> tuple[float, float]:
-    """The ends of the range; in the place of one at which what is claimed on its side
-    is not as sure, where it begins to be sure: a gain need not go on growing.
+    """Return the ends of the range. An end at which the claim on its side is less
+    certain is replaced by the point of certainty nearest to the crossover, since a gain
+    need not be monotonic.
     """
     low, high = (
         end if sure is None or _is_as_sure(gain(end), gain(sure)) else sure

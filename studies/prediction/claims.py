@@ -1,4 +1,4 @@
-"""What is claimed beside a crossover, how it is tried, and what it comes to."""
+"""Claims about both sides of a crossover, their arms, and their verdicts."""
 
 from dataclasses import replace
 from typing import Any
@@ -13,7 +13,7 @@ from minitrain.analysis.busy import why_busy
 from minitrain.analysis.comparison import Rounds
 
 AGAIN = " again"
-# what a claim comes to, by the verdict on what was claimed to be faster
+# verdict on a claim, by the result of the arm claimed to be faster
 HOLDS = {"faster": "holds", "slower": "refuted", "no difference seen": "undecided"}
 
 
@@ -21,7 +21,7 @@ def claim(answer: dict[str, Any], side: str) -> dict[str, Any]:
     there = answer["sides"][side]
     setting = varied(setting_of(answer["setting"]), answer["over"], there["value"])
     if answer["over"] == "mbit":
-        # as tc takes it
+        # in tc's format
         setting = replace(setting, link=f"{there['value']:.0f}mbit")
     both = contenders(answer["question"], setting)
     arms = [arm_of(one, name_of(one)) for one in both]
@@ -30,8 +30,8 @@ def claim(answer: dict[str, Any], side: str) -> dict[str, Any]:
 
 
 def arms_of(sides: list[dict[str, Any]]) -> list[Placed]:
-    """What is compared, and for A/A both once more, in the same rounds; an arm that
-    several claims ask for is there once.
+    """Return the arms of all claims and their A/A duplicates for the same rounds; an
+    arm shared by several claims is included once.
     """
     arms: dict[str, Placed] = {}
     for one in sides:
@@ -41,8 +41,8 @@ def arms_of(sides: list[dict[str, Any]]) -> list[Placed]:
 
 
 def judged(sides: list[dict[str, Any]], turns: pd.DataFrame, load: Any) -> Any:
-    """Each claim by all rounds, against the larger floor of its own two pairs of twins:
-    a step of 10 ms is noisier than one of a second, which it says nothing of.
+    """Evaluate each claim on all rounds, against the larger noise floor of its own two
+    A/A pairs: a step of 10 ms is noisier than one of a second.
     """
     if not sides:
         return {"claims": [], "busy": None}
@@ -54,7 +54,7 @@ def judged(sides: list[dict[str, Any]], turns: pd.DataFrame, load: Any) -> Any:
 
 
 def rounds_of(sides: list[dict[str, Any]], rows: pd.DataFrame) -> Rounds:
-    """What ``sides`` alone are about, with their twins."""
+    """Return the rounds of ``sides`` only, with their A/A duplicates."""
     names = [arm.name for arm in arms_of(sides)]
     twins = [(name, name + AGAIN) for name in names if name + AGAIN in names]
     return Rounds(rows, names, twins, "verifying.csv")

@@ -1,4 +1,4 @@
-"""Parts of table.md: where one way overtakes another, and what was claimed of it."""
+"""Sections of table.md: crossovers, and the claims about them."""
 
 import math
 from collections.abc import Iterator
@@ -68,9 +68,9 @@ def claims(verified: dict[str, Any]) -> Iterator[str]:
 
 
 def crossovers(found: list[dict[str, Any]]) -> Iterator[str]:
-    """Verified is one that has a claim on either side, and both hold."""
+    """Tabulate crossovers; verified if claims on both sides hold."""
     by_answer: dict[tuple[Any, ...], list[str]] = {}
-    # what crosses nowhere claims the same on both sides
+    # without a crossover, the claim is the same on both sides
     for one in (x for x in found if x["at"] is not None):
         answer = one["question"], one["over"], one["at"]
         by_answer.setdefault(answer, []).append(one["claim"])

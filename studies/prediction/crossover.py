@@ -1,4 +1,4 @@
-"""Where one way of training overtakes another, and how sure a model can be of it."""
+"""Crossovers between two ways of training, and their uncertainty in the model."""
 
 import math
 from collections.abc import Callable
@@ -10,26 +10,27 @@ from cost_model import Machine, predict
 from link_model import Network
 from setting import DDP, FP16, NO_SYNC, Setting
 
-# what may vary: samples of a global batch, width, megabits a second
+# quantities that vary: samples of a global batch, width, megabits per second
 Over = Literal["batch", "width", "mbit"]
 Question = Literal["processes", "compression"]
-# a width is a multiple of its heads, and fast as a multiple of this
+# a width is a multiple of its heads, and efficient as a multiple of this
 WIDTH_STEP = 8
 
-# the grid on which a first change of sign is looked for
+# number of grid points for the search of the first change of sign
 POINTS = 400
 HALVINGS = 60
 
-# natural logarithm of how many times as fast the one is, over a parameter
+# natural logarithm of the speed ratio, as a function of a parameter
 Gain = Callable[[float], float]
 
 
 @dataclass(frozen=True)
 class Crossover:
-    """At ``at`` both are equally fast; ``above``: beyond it the one is faster.
+    """Crossover: at ``at`` both are equally fast; ``above``: the first is faster beyond
+    it.
 
-    Between ``low`` and ``high`` the model is not sure, as wrong as it was on settings
-    that it was not fitted on; None where that reaches beyond what was asked for.
+    Between ``low`` and ``high`` the model is uncertain, given its error on held-out
+    settings; None if that reaches beyond the range.
     """
 
     at: float
@@ -41,8 +42,8 @@ class Crossover:
 def crossover(
     gain: Gain, smallest: float, largest: float, error: float
 ) -> Crossover | None:
-    """The first change of sign of ``gain`` from ``smallest`` to ``largest`` (both
-    positive), where each of its values may be wrong by ``error``; None without one.
+    """Return the first change of sign of ``gain`` from ``smallest`` to ``largest``
+    (both positive), given an ``error`` of its values; None if there is none.
     """
     ratio = largest / smallest
     grid = [smallest * ratio ** (i / POINTS) for i in range(POINTS + 1)]
@@ -57,7 +58,7 @@ def crossover(
 
 
 def varied(setting: Setting, over: Over, value: float) -> Setting:
-    """``setting`` with ``value`` of what varies."""
+    """Return ``setting`` with ``value`` for the quantity that varies."""
     if over == "batch":
         return replace(setting, samples=value / setting.processes)
     if over == "width":
@@ -66,8 +67,8 @@ def varied(setting: Setting, over: Over, value: float) -> Setting:
 
 
 def contenders(question: Question, setting: Setting) -> tuple[Setting, Setting]:
-    """What a question is about, and what it is compared with: ``setting`` with one
-    process for the same global batch, or its buckets in float16 with float32.
+    """Return the two settings of a question: ``setting`` and one process with the same
+    global batch, or its buckets in float16 and in float32.
     """
     if question == "compression":
         return replace(setting, sync=FP16), replace(setting, sync=DDP)
@@ -78,8 +79,8 @@ def contenders(question: Question, setting: Setting) -> tuple[Setting, Setting]:
 def gain_of(
     question: Question, setting: Setting, machine: Machine, network: Network
 ) -> float:
-    """The natural logarithm of how many times as fast the first contender is: their
-    global batches are the same, so it is the ratio of their steps.
+    """Return the natural logarithm of the speed ratio of the first to the second
+    contender: the ratio of their step times, since their global batches are equal.
     """
     first, second = (
         predict(
@@ -91,20 +92,20 @@ def gain_of(
 
 
 def measurable(over: Over, value: float, processes: int, *, up: bool) -> float:
-    """The next value that can be measured, upwards or downwards, at least the first
-    one: whole samples for each process, widths in steps, rates with two digits.
+    """Return the next measurable value upwards or downwards, at least the first one:
+    whole samples per process, widths in steps, rates with two digits.
     """
     step: float = {"batch": processes, "width": WIDTH_STEP}.get(over, 0)
     step = step or 10.0 ** (math.floor(math.log10(value)) - 1)
-    # what is one but for rounding stays
+    # a value that differs only by rounding is kept
     count = value / step
     whole = math.ceil(count - 1e-9) if up else math.floor(count + 1e-9)
     return max(1, whole) * step
 
 
 def further(found: Crossover, clear: Crossover, ends: tuple[float, float]) -> Crossover:
-    """``found`` with the bounds of ``clear``, which a larger error gave; where that has
-    none, as far as what was asked for goes. A side of which nothing is claimed stays.
+    """Return ``found`` with the bounds of ``clear``, which used a larger error; a
+    missing bound becomes the end of the range. A side without a claim is kept.
     """
     smallest, largest = ends
     return replace(
@@ -122,9 +123,10 @@ def sides(
     error: float,
     processes: int,
 ) -> dict[str, float]:
-    """Where the claims that ``found`` makes can be tried: the next values that can be
-    measured ``low`` and ``high`` of what is unsure; of None, which claims that the same
-    one is faster everywhere, within ``ends``. None on a side where nothing is claimed.
+    """Return the points at which the claims of ``found`` can be tested: the next
+    measurable values beyond ``low`` and ``high``; if ``found`` is None, which claims
+    that the same one is faster everywhere, the ``ends``. None for a side without a
+    claim.
     """
     low, high = (found.low, found.high) if found else ends
     inwards = found is None
@@ -133,13 +135,13 @@ def sides(
         for side, value, up in (("low", low, inwards), ("high", high, not inwards))
         if value is not None
     }
-    # no more than rounding away from where the gain is the error
+    # within rounding of the point at which the gain equals the error
     least = error * (1 - 1e-6)
     return {side: value for side, value in tried.items() if abs(gain(value)) >= least}
 
 
 def _sure(gain: Gain, points: list[float], error: float) -> float | None:
-    """From the crossing on along ``points``: where ``gain`` is beyond ``error``."""
+    """Return the first point along ``points`` at which ``gain`` exceeds ``error``."""
     for near, far in pairwise(points):
         if abs(gain(far)) >= error:
             return _root(lambda x: abs(gain(x)) - error, near, far)
@@ -147,7 +149,7 @@ def _sure(gain: Gain, points: list[float], error: float) -> float | None:
 
 
 def _root(function: Gain, one: float, other: float) -> float:
-    """Where ``function`` changes its sign between two positive numbers: bisection."""
+    """Return the root of ``function`` between two positive numbers, by bisection."""
     rising = function(other) > 0
     for _ in range(HALVINGS):
         middle = math.sqrt(one * other)

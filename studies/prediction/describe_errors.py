@@ -1,4 +1,4 @@
-"""Write what was predicted and what came: tables and sentences made of the numbers."""
+"""Write tables and sentences about predicted and measured steps."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +14,7 @@ from minitrain.core.files import open_atomic, read_csv, read_json
 from minitrain.core.provenance import measured_where
 from minitrain.report.numbers import percent
 
-# what is new in a held-out setting, in words
+# names of what is new in a held-out setting
 NEW = {
     "n_embd": "a width never fitted",
     "n_layer": "a depth never fitted",

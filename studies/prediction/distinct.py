@@ -1,4 +1,4 @@
-"""Which settings are the same but for what has no effect."""
+"""Detection of settings that differ only in options without effect."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
@@ -11,8 +11,9 @@ from setting import NO_SYNC, Setting
 def repeated(
     fitted: Sequence[Setting], held_out: Sequence[Setting]
 ) -> tuple[int, Setting] | None:
-    """The place of the first of ``held_out`` that is one before it once more, and that
-    one; None where all are distinct. Predicting it would be no test, or the same one.
+    """Return the index of the first of ``held_out`` that repeats an earlier setting,
+    and that setting; None if all are distinct. Predicting a repeated setting would test
+    nothing.
     """
     seen = {essence(one): one for one in fitted}
     for place, setting in enumerate(held_out):
@@ -23,8 +24,8 @@ def repeated(
 
 
 def essence(setting: Setting) -> Hashable:
-    """What of ``setting`` has an effect: a link and a bucket cap have none without
-    synchronizing, and a cap none but by the buckets that it makes.
+    """Reduce ``setting`` to options with an effect: link and bucket cap have none
+    without synchronization, and a cap only through the buckets that it makes.
     """
     plain = replace(setting, bucket_cap_mb=None, link=LOOPBACK)
     if setting.sync == NO_SYNC:

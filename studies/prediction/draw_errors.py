@@ -1,4 +1,4 @@
-"""Draw measured against predicted steps: what was fitted, and what was held out."""
+"""Draw measured against predicted steps, fitted and held out."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from minitrain.core.errors import run_stage
 from minitrain.core.files import atomic_path, read_csv, read_json
 from minitrain.report.canvas import BLACK, BLUE, GRAY, GREEN, ORANGE, canvas, save
 
-# a color and a shape for each kind of what was held out
+# color and marker for each kind of held-out setting
 LOOKS = {
     "loopback": (BLUE, "o"),
     "more processes than cores": (ORANGE, "s"),

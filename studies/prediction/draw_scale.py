@@ -1,6 +1,7 @@
-"""Draw what the model says of thousands of ranks, with all that it assumes.
+"""Draw the model's predictions for thousands of ranks, with all assumptions.
 
-Of what was measured only the headers of a cable go in: bytes on it for one of payload.
+The only measured input is the overhead of a cable: bytes on the wire per byte of
+payload.
 """
 
 import textwrap
@@ -24,7 +25,7 @@ from minitrain.report import canvas
 from minitrain.report.numbers import percent, plural
 
 COLORS = (canvas.ORANGE, canvas.PURPLE, canvas.GREEN, canvas.BLUE, canvas.BLACK)
-# how the gradients of all ranks become one, and how it is drawn
+# all-reduce algorithms, and their styles
 WAYS = {"one flat ring": (False, "--"), "hierarchical": (True, "-")}
 
 

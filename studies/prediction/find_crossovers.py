@@ -1,5 +1,5 @@
-"""Find where one way overtakes another, between which values the model is unsure, and
-what is to be measured on either side.
+"""Find crossovers and the range in which the model is uncertain, and choose the
+measurements on either side.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from study_settings import load_study
 from minitrain.core.errors import run_stage
 from minitrain.core.files import read_csv, read_json, write_json
 
-# a claim is tried where the predicted gain is so many times what it may be wrong by
+# a claim is tested at a predicted gain of this multiple of its error
 CLEARLY = 3
 
 
@@ -33,7 +33,7 @@ def main() -> None:
     _, held_out = all_settings(study)
     answers = []
     for asked in study.crossovers:
-        # without root there are no cables to ask about
+        # without root there are no cables
         cabled = asked.over == "mbit" or setting_of(asked.setting).link != LOOPBACK
         if network.cable is None and cabled:
             continue
@@ -50,7 +50,7 @@ def answer(
         **asked.model_dump(mode="json"),
         "pairs": len(rests_on),
         "pairs_on_cables": sum(is_cabled(both[0]) for both in rests_on),
-        # what pairs are compared with may be the same for several of them
+        # several pairs may share a reference
         "references": len({other for _, other in rests_on}),
         "bound": bound,
         "error": error,
@@ -66,7 +66,7 @@ def answer(
 
     ends = asked.smallest, asked.largest
     found = crossover(gain, *ends, error)
-    # where the model is barely sure, no measurement tells the two apart
+    # at the edge of certainty, no measurement could distinguish the two
     clear = crossover(gain, *ends, CLEARLY * error)
     where = found and clear and further(found, clear, claimed_ends(gain, found, ends))
     tried = sides(asked.over, gain, where, ends, error, setting.processes)

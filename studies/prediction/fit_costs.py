@@ -1,7 +1,7 @@
-"""The coefficients of the cost model, from measured steps: no other numbers go in.
+"""Fit of the cost model's coefficients to measured steps, without other inputs.
 
-Computing is fitted on processes that are alone, what several do to each other on
-processes that do not communicate, and synchronizing on what is left then.
+Computation is fitted to single processes, the effects of several processes to arms that
+do not communicate, and synchronization to the remaining time.
 """
 
 from collections.abc import Sequence
@@ -21,14 +21,14 @@ from setting import NO_SYNC, Setting
 
 from minitrain.core.errors import UserError
 
-# until what is hidden, which delays buckets, and what is exposed agree
+# iterations until the hidden time, which delays buckets, and the exposed time converge
 ITERATIONS = 5
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Seconds of a step of ``setting``; of one process that is alone also those of its
-    parts: data, forward, backward, optimizer.
+    """Measured seconds of a step of ``setting``; for a single process also of its
+    phases: data, forward, backward, optimizer.
     """
 
     setting: Setting
@@ -42,10 +42,10 @@ def fit_machine(
     cores: int,
     link_crowding: tuple[float, float] = (1.0, 1.0),
 ) -> Machine:
-    """The machine on which steps took as long as was ``measured``.
+    """Fit the machine to the steps ``measured``.
 
-    ``network`` has the links that settings name. Raises UserError where there is
-    no process that is alone.
+    ``network`` has the links that settings name. Raises UserError if no single process
+    was measured.
     """
     alone = [m for m in measured if m.setting.processes == 1]
     machine = Machine(cores, fit_compute(alone), link_crowding=link_crowding)
@@ -64,8 +64,8 @@ def fit_machine(
 
 
 def fit_compute(alone: Sequence[Measured]) -> Compute:
-    """Each part of a step by itself, with relative errors; UserError where no process
-    was measured alone, with its parts.
+    """Fit each phase of a step separately, with relative errors; raises UserError if no
+    single process was measured with its phases.
     """
     found = [(m.setting, m.parts) for m in alone if m.parts is not None]
     if not found:
@@ -90,12 +90,12 @@ def fit_overheads(
     machine: Machine,
     network: Network,
 ) -> Overheads:
-    """What steps of ``talking`` took beyond the same without communication, as it was
-    measured among ``silent`` or else as the model has it, and beyond what is exposed.
+    """Fit the time of ``talking`` steps beyond the same steps without communication
+    (measured in ``silent``, else predicted) and beyond the exposed communication.
     """
     names = [field.name for field in fields(Overheads)]
     units = [replace(machine, overheads=Overheads(**{name: 1.0})) for name in names]
-    # what is hidden is proportional to each of them
+    # hidden time is proportional to each of these
     rows = [
         [
             predict(m.setting, unit, network.link(m.setting.link)).interference
@@ -129,7 +129,7 @@ def _costs(
 
 
 def _without(setting: Setting, silent: Sequence[Measured], machine: Machine) -> float:
-    """Seconds of ``setting`` without communication: measured, if it was."""
+    """Return the seconds of ``setting`` without communication, if possible measured."""
     same = setting.silent
     for one in silent:
         if one.setting == same:
@@ -138,7 +138,7 @@ def _without(setting: Setting, silent: Sequence[Measured], machine: Machine) -> 
 
 
 def _slower(m: Measured, alone: Sequence[Measured], machine: Machine) -> float:
-    """How many times as long as one process that is alone."""
+    """Return the slowdown relative to a single process."""
     return m.seconds / _without(m.setting.alone, alone, machine)
 
 

@@ -1,8 +1,8 @@
-"""The coefficients of links, from all-reduces that were timed: no other numbers go in.
+"""Fit of link coefficients to measured all-reduces, without other inputs.
 
-On loopback with 2 processes of a machine with 2 cores, one line from 4 B to 256 MiB is
-56 % off at the worst size; from 1 MiB on it is 8 % off, with three times the seconds a
-message of small ones. So a second line is allowed where it more than halves the error
+On loopback with 2 processes on a machine with 2 cores, one line from 4 B to 256 MiB is
+56 % off at the worst size; from 1 MiB on it is 8 % off, with three times the latency of
+small ones. So a second line is allowed if it more than halves the error
 (docs/cost-model.md).
 """
 
@@ -24,15 +24,16 @@ from link_rate import LOOPBACK, bytes_per_s
 
 from minitrain.core.errors import UserError
 
-# distinct sizes that a line of its own rests on
+# minimum number of distinct sizes for each line
 MIN_SIZES = 3
-# two lines must have less than so much of the error (root mean square) of one
+# two lines are used if their error (root mean square) is below this fraction of one
+# line's
 TWO_LINES_PAY = 0.5
 
 
 class Reduction(NamedTuple):
-    """Seconds of an all-reduce of ``num_bytes`` over ``world_size`` ranks on a link,
-    by its name.
+    """Seconds of an all-reduce of ``num_bytes`` over ``world_size`` ranks on a named
+    link.
     """
 
     link: str
@@ -44,11 +45,11 @@ class Reduction(NamedTuple):
 def fit_network(
     reductions: Sequence[Reduction], cores: int, burst_bytes: float
 ) -> tuple[Network, tuple[float, float]]:
-    """The links on which ``reductions`` took so long, and by how much alpha and beta of
-    loopback grow for every rank above one a core, over ``cores``.
+    """Fit the links to ``reductions``, and the growth of loopback's alpha and beta for
+    every rank per core above one, over ``cores``.
 
-    ``burst_bytes`` is what the shaper of cables was told. Raises UserError without
-    all-reduces over loopback with a core for each rank.
+    ``burst_bytes`` is the setting of the cables' shaper. Raises UserError if there are
+    no all-reduces over loopback with a core for each rank.
     """
     at_ease = [r for r in reductions if r.world_size <= cores]
     loopback = [r for r in at_ease if r.link == LOOPBACK]
@@ -80,9 +81,9 @@ def _columns(
 def fit_link(
     num_bytes: Sequence[float], seconds: Sequence[float], world_sizes: Sequence[int]
 ) -> Link:
-    """The link on which all-reduces of ``num_bytes`` over ``world_sizes`` ranks take
-    ``seconds``: least squares of relative errors, one line, or two where their error is
-    less than half of that.
+    """Fit a link to all-reduces of ``num_bytes`` over ``world_sizes`` ranks in
+    ``seconds``: least squares of relative errors with one line, or with two if their
+    error is less than half of it.
     """
     sizes = np.asarray(num_bytes, np.float64)
     times = np.asarray(seconds, np.float64)
@@ -99,7 +100,7 @@ def fit_link(
 def _lines(
     begins: list[float], sizes: Array, times: Array, ranks: Array
 ) -> tuple[float, tuple[Line, ...]]:
-    """Lines that begin there, after the root mean square of their relative errors."""
+    """Return lines that start at these sizes, and their relative RMS error."""
     lines, squares = [], 0.0
     for begin, end in zip(begins, [*begins[1:], math.inf], strict=True):
         mine = (sizes >= begin) & (sizes < end)
@@ -118,8 +119,8 @@ def fit_shaped(
     world_sizes: Sequence[int],
     burst_bytes: float,
 ) -> Shaped:
-    """What shaped links of ``rates`` (bytes a second) have in common, from all-reduces
-    as in :func:`fit_link`. ``burst_bytes`` is what the shaper was told.
+    """Fit the common parameters of shaped links of ``rates`` (bytes per second) to
+    all-reduces as in :func:`fit_link`. ``burst_bytes`` is the shaper's setting.
     """
     rate = np.asarray(rates, np.float64)
     n = np.asarray(world_sizes, np.float64)
@@ -134,8 +135,8 @@ def fit_shaped(
 def fit_crowding(
     link: Link, reductions: Sequence[Reduction], cores: int
 ) -> tuple[float, float]:
-    """What alpha and beta of ``link`` are multiplied by, at least 1, for one more rank
-    a core, from ``reductions`` of more ranks than ``cores``.
+    """Return the factors, at least 1, of alpha and beta of ``link`` for one more rank
+    per core, from ``reductions`` with more ranks than ``cores``.
     """
     features = []
     for _, ranks, size, _ in reductions:

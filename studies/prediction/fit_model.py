@@ -1,6 +1,6 @@
-"""Fit the model on the settings that it may see, with an interval of every coefficient.
+"""Fit the model to its training settings, with an interval for every coefficient.
 
-An interval is that of rounds drawn anew: what would another hour like this one give?
+Intervals are bootstrapped over rounds.
 """
 
 from collections.abc import Sequence
@@ -68,7 +68,7 @@ def numbers(network: Network, machine: Machine) -> dict[str, float]:
     for name, costs in asdict(machine.compute).items():
         found |= {f"{name}.{number}": cost for number, cost in enumerate(costs)}
     found |= {f"overhead.{k}": v for k, v in asdict(machine.overheads).items()}
-    # a resample may have one line where another has two
+    # a resample may have one line when another has two
     last = network.loopback.lines[-1]
     found |= {f"{LOOPBACK}.alpha": last.alpha, f"{LOOPBACK}.beta": last.beta}
     if network.cable:

@@ -1,4 +1,4 @@
-"""Medians of what was measured, and the fitted model as its file has it."""
+"""Medians of the measurements, and the fitted model read from its file."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,8 +16,8 @@ PARTS = ("data_s", "forward_s", "backward_s", "optimizer_s")
 def measured(
     turns: pd.DataFrame, settings: Sequence[Setting], steps: int
 ) -> list[Measured]:
-    """The medians over the rounds of ``turns``, each of so many ``steps``, of a step;
-    settings that were not measured (of cables, without root) are left out.
+    """Return the median step over the rounds of ``turns``, each of that many ``steps``;
+    settings that were not measured (cables without root) are omitted.
     """
     first = turns[turns["rank"] == 0].groupby("arm")
     medians: Any = first[["seconds", *PARTS]].median() / steps
@@ -34,7 +34,7 @@ def measured(
 
 
 def reductions(trials: pd.DataFrame) -> list[Reduction]:
-    """The medians over all trials."""
+    """Return the medians over all trials."""
     keys = ["link", "processes", "num_bytes"]
     medians = trials.groupby(keys)["seconds"].median().reset_index()
     rows = medians.itertuples(index=False, name=None)
@@ -42,12 +42,12 @@ def reductions(trials: pd.DataFrame) -> list[Reduction]:
 
 
 def machine_of(found: dict[str, Any]) -> Machine:
-    """From fit.json."""
+    """Read the machine from fit.json."""
     compute = Compute(**found["compute"])
     overheads = Overheads(**found["overheads"])
     return Machine(**{**found, "compute": compute, "overheads": overheads})
 
 
 def link_of(network: Network, setting: Setting) -> Link | None:
-    """The link of ``setting``; None where it sends nothing."""
+    """Return the link of ``setting``; None if it sends nothing."""
     return None if setting.sync == NO_SYNC else network.link(setting.link)

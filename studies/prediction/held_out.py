@@ -1,4 +1,4 @@
-"""Whether a model is to be believed: how far off it is where it was not fitted.
+"""Validation of the model on settings that it was not fitted on.
 
 The error of a prediction is |predicted - measured| / measured.
 """
@@ -10,9 +10,9 @@ from typing import Literal, TypeVar
 import numpy as np
 from least_squares import Array
 
-# what a median and a 95 % quantile must not exceed, and what they must rest on
+# limits of the median and the 95 % quantile, and the least number of settings
 MEDIAN, P95, LEAST_COUNT = 0.08, 0.20, 20
-# what a bound on ratios must rest on
+# least number of pairs for a bound on ratios
 LEAST_PAIRS = 8
 INTERVAL = (5, 95)
 SEED = 35000
@@ -23,7 +23,7 @@ Bound = Literal["largest", "95 % quantile"]
 
 @dataclass(frozen=True)
 class Errors:
-    """Quantiles of ``count`` relative errors (linear interpolation), as shares of 1."""
+    """Quantiles of ``count`` relative errors (linear interpolation), as fractions."""
 
     count: int
     median: float
@@ -32,38 +32,39 @@ class Errors:
 
     @property
     def is_believed(self) -> bool:
-        """Whether they are few enough, of enough settings."""
+        """True if the errors are within the limits, for enough settings."""
         enough = self.count >= LEAST_COUNT
         return enough and self.median <= MEDIAN and self.p95 <= P95
 
 
 def errors(predicted: Sequence[float], measured: Sequence[float]) -> Errors:
-    """The errors of predictions, pair by pair; at least one, of positive times."""
+    """Return the errors of at least one prediction, pair by pair, of positive times."""
     found = np.abs(relative_errors(predicted, measured))
     median, p95 = (float(x) for x in np.quantile(found, [0.5, 0.95]))
     return Errors(len(found), median, p95, float(found.max()))
 
 
 def relative_errors(predicted: Sequence[float], measured: Sequence[float]) -> Array:
-    """(predicted - measured) / measured: above zero where too much was predicted."""
+    """Return (predicted - measured) / measured, positive for overestimates."""
     return np.asarray(predicted, np.float64) / np.asarray(measured, np.float64) - 1
 
 
 def ratio_error(
     pairs: Mapping[tuple[T, T], tuple[float, float]],
 ) -> tuple[float, Bound] | None:
-    """How wrong predicted ratios are, as a difference of natural logarithms, and which
-    of the differences that is; None where fewer than LEAST_PAIRS say nothing of it.
+    """Return the error of predicted ratios, as a difference of natural logarithms, and
+    which quantile it is; None for fewer than LEAST_PAIRS pairs.
 
-    ``pairs`` are ratios of two settings that were both held out: predicted, and
-    measured. A 95 % quantile needs LEAST_COUNT that share no setting.
+    ``pairs`` are ratios of two held-out settings: predicted, and measured. A 95 %
+    quantile needs LEAST_COUNT pairs that share no setting.
     """
     if len(pairs) < LEAST_PAIRS:
         return None
     logs = [abs(np.log(predicted / measured)) for predicted, measured in pairs.values()]
     members = [member for pair in pairs for member in pair]
     shared = len(set(members)) < len(members)
-    # what shares a member errs together, and of a few the quantile lies below the worst
+    # errors of pairs with a common setting are correlated, and for few pairs the
+    # quantile is below the maximum
     if shared or len(pairs) < LEAST_COUNT:
         return float(max(logs)), "largest"
     return float(np.quantile(logs, 0.95)), "95 % quantile"
@@ -74,10 +75,10 @@ def intervals(
     rounds: Sequence[int],
     draws: int,
 ) -> dict[str, tuple[float, float]]:
-    """The 5-95 % bootstrap interval of each number that ``estimate`` makes of rounds.
+    """Return the 5-95 % bootstrap interval of each number that ``estimate`` returns.
 
-    It is called with as many of ``rounds`` as there are, drawn with repetition; what
-    was measured side by side stays together.
+    It is called with resampled ``rounds``, as many as there are; measurements of the
+    same round stay together.
     """
     rng = np.random.default_rng(SEED)
     found = [

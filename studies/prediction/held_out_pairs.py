@@ -1,4 +1,4 @@
-"""Ratios of settings that were both held out: how wrong an answer may be."""
+"""Ratios of held-out settings, for the error of an answer."""
 
 from collections.abc import Sequence
 
@@ -6,15 +6,15 @@ import pandas as pd
 from crossover import Question, contenders
 from setting import NO_SYNC, Setting, name_of
 
-# what two settings that answer a question came to: ratios, predicted and measured
+# predicted and measured ratios of the two settings of a question
 Pairs = dict[tuple[Setting, Setting], tuple[float, float]]
 
 
 def pairs(
     question: Question, table: pd.DataFrame, held_out: Sequence[Setting]
 ) -> Pairs:
-    """Of predictions in ``table``, by setting. Both settings of a pair were held out:
-    one that was fitted would make the error too small.
+    """Return pairs of settings in ``table`` that were both held out; with a fitted
+    setting the error would be too small.
     """
     found: Pairs = {}
     seen = [one for one in held_out if name_of(one) in table.index]

@@ -1,4 +1,4 @@
-"""What the errors come to, as a sentence and as a title: nothing on a busy machine."""
+"""Verdict on the model's errors, as a sentence and a title; none if busy."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ def errors_of(rows: pd.DataFrame) -> Errors:
 
 
 def busy_meanwhile(origin: dict[str, Any]) -> str | None:
-    # no spread: what differs within an arm is in the medians of all of them
+    # no spread: variation within an arm is already in the medians
     return why_busy(origin["load"], 0.0)
 
 

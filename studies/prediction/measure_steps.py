@@ -1,7 +1,7 @@
-"""Measure what the model is fitted on and what it has to predict, in the same rounds.
+"""Measure the settings for fitting and for validation, in the same rounds.
 
-Cables need root and iproute2; where they cannot be had, what needs them is left out,
-and machine.json says why.
+Cables need root and iproute2; without them, settings over cables are skipped, and
+machine.json names the reason.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,7 +28,8 @@ def main() -> None:
     study = load_study(STUDY, Prediction)
     origin = provenance(Path(__file__))
     fitted, held_out = all_settings(study)
-    # what lies together is not measured together: every second one is to be predicted
+    # alternate fitted and held-out settings, so that neighbors are not measured
+    # together
     settings = dict.fromkeys([*interleaved(fitted, held_out)])
     reason = why_not()
     sweeps = [
@@ -56,7 +57,7 @@ def interleaved(one: Sequence[Any], other: Sequence[Any]) -> Iterator[Any]:
 
 
 def trials(sweeps: Sequence[Sweep], found: Sequence[Found]) -> Iterator[dict[str, Any]]:
-    # an all-reduce is under way from when the first begins until the last is done
+    # an all-reduce lasts from its start on the first rank until its end on the last
     for sweep in sweeps:
         ranks = [
             [t for t in one.trials if t.arm == sweep.name]

@@ -1,9 +1,9 @@
 """Steps of many settings, and all-reduces between them, in one set of processes.
 
-What a model is fitted on and what it has to predict are measured in the same rounds, so
-that a machine that drifts does so for both. A setting has its own width, depth, batch,
-number of processes and link; the links are loopback and cables of any rate between two
-hosts (:mod:`network_namespaces`).
+Settings for fitting and for validation are measured in the same rounds, so that drift
+of the machine affects both. A setting has its own width, depth, batch, number of
+processes and link; links are loopback and cables of any rate between two hosts
+(:mod:`network_namespaces`).
 """
 
 import mmap
@@ -30,30 +30,30 @@ from minitrain.sync.strategy import world
 from minitrain.train.config import config_of
 from minitrain.train.worker import Worker
 
-# of a size in a round, after one that is not timed
+# all-reduces per size and round, after one that is not timed
 TRIALS = 3
-# numbers whose sums are exact, and other ones each time
+# values whose sums are exact, and that differ each time
 PERIOD = 251
 TIMEOUT_S = 300
 
 
 @dataclass(frozen=True)
 class Linked(Arm):
-    """An arm over ``link``: loopback, or the rate of a cable such as ``100mbit``."""
+    """Arm over ``link``: loopback, or the rate of a cable such as ``100mbit``."""
 
     link: str = LOOPBACK
 
 
 @dataclass(frozen=True)
 class Placed(Linked):
-    """A model of its own and ``samples`` a process and step; see :class:`Arm`."""
+    """Arm with its own model and ``samples`` per process and step; see :class:`Arm`."""
 
     n_layer: int = 1
     n_embd: int = 16
     samples: int = 1
 
     def params(self, params: Params) -> Params:
-        """``params`` with the changes, the batch and the model of this setting."""
+        """Return ``params`` with the changes, batch and model of this setting."""
         changed = super().params(params)
         size = self.samples * self.processes
         changed = changed.with_train(global_batch_size=size)
@@ -64,13 +64,13 @@ class Placed(Linked):
 
 @dataclass(frozen=True)
 class Sweep(Linked):
-    """All-reduces of ``sizes`` in bytes, multiples of 4, beside the settings."""
+    """All-reduces of ``sizes`` in bytes, multiples of 4."""
 
     sizes: tuple[int, ...] = ()
 
 
 class Trial(NamedTuple):
-    """From when to when one rank was in an all-reduce, on the clock of the machine."""
+    """Start and end of an all-reduce on one rank, on the clock of the machine."""
 
     arm: str
     num_bytes: int
@@ -79,8 +79,8 @@ class Trial(NamedTuple):
 
 
 class Seat(NamedTuple):
-    """Where a rank takes part: the group of an arm, the networks of the two hosts (none
-    over loopback), and what all ranks of the group can meet at.
+    """Communication of a rank: the group of an arm, the namespaces of the two hosts
+    (none over loopback), and the barrier of the group.
     """
 
     group: dist.ProcessGroup
@@ -88,7 +88,7 @@ class Seat(NamedTuple):
     links: Links
 
     def shape(self, link: str) -> None:
-        """Give the cable the rate of ``link``, if it is one, before anybody sends."""
+        """Set the rate of the cable to ``link`` before any rank sends."""
         if link != LOOPBACK and dist.get_rank(self.group) == 0:
             for path in self.hosts:
                 shape(path, link)
@@ -96,20 +96,18 @@ class Seat(NamedTuple):
 
 
 class PlacedContestant(Contestant):
-    """A setting on one of its ranks; ``phases`` has the seconds of each phase of a
-    turn, a row for each.
-    """
+    """Setting on one rank; ``phases`` has the seconds of each phase, a row per turn."""
 
     def __init__(self, arm: Placed, params: Params, shards: Path, seat: Seat) -> None:
         self.arm, self.group, self.next_step = arm, seat.group, 0
         self._seat, self._link = seat, arm.link
-        # the files of one rank serve any number of them
+        # the files for one rank work for any number of ranks
         config = config_of(arm.params(params), shards / "world-1", 1)
         self.worker = Worker(config, group=seat.group, timed=False, observer=Phases)
         self.phases: list[list[float]] = []
 
     def take_turn(self, num_steps: int) -> tuple[float, int]:
-        """See :class:`Contestant`; the link has its rate before."""
+        """See :class:`Contestant`; the rate of the link is already set."""
         self._seat.shape(self._link)
         found = super().take_turn(num_steps)
         observer = self.worker.observer
@@ -121,21 +119,21 @@ class PlacedContestant(Contestant):
 
 
 class SweepContestant:
-    """A sweep on one of its ranks, as a contestant that trains nothing; ``trials``
-    gathers its all-reduces.
+    """Sweep on one rank, as a contestant without training; ``trials`` collects its
+    all-reduces.
     """
 
     def __init__(self, arm: Sweep, seat: Seat) -> None:
         self.arm, self._seat = arm, seat
         self.trials: list[Trial] = []
         self._number = 0
-        # until the shaper lets a whole burst pass again
+        # until the shaper's token bucket is full
         cabled = arm.link != LOOPBACK
         self._rest_s = BURST_BYTES / bytes_per_s(arm.link) if cabled else 0.0
 
     def take_turn(self, num_steps: int) -> tuple[float, int]:
-        """A few all-reduces of each size -> their seconds on this rank, and no tokens.
-        Raises EvidenceError for a wrong sum.
+        """Run a few all-reduces of each size; returns the seconds on this rank and zero
+        tokens. Raises EvidenceError for a wrong sum.
         """
         torch.set_num_threads(self.arm.threads)
         self._seat.shape(self.arm.link)
@@ -163,11 +161,11 @@ class SweepContestant:
         return Trial(self.arm.name, tensor.nbytes, start, end)
 
     def close(self) -> None:
-        """There is nothing to free."""
+        """Do nothing; there is nothing to free."""
 
 
 class Found(NamedTuple):
-    """What one rank measured: rows of turns, its all-reduces, and what it used."""
+    """Measurements of one rank: rows of turns, all-reduces, and its CPU usage."""
 
     turns: list[Row]
     trials: list[Trial]
@@ -183,17 +181,18 @@ def compete(
     hosts: Sequence[str] = (),
 ) -> Found:
     """Measure all ``arms``, :class:`Placed` and :class:`Sweep`, in every one of
-    ``rounds``, ``num_steps`` timed steps each; call it on every rank of the largest.
+    ``rounds``, with ``num_steps`` timed steps each; call it on every rank of the
+    largest arm.
 
-    ``shards`` holds world-1, the files of one process; ``hosts`` are the networks of
-    :class:`~network_namespaces.Networks`, needed where a link is not loopback.
-    A row of a turn has ``round``, ``arm``, ``rank``, ``processes``, ``tokens``,
-    ``seconds`` between two barriers, and the seconds of this rank in each phase.
+    ``shards`` holds world-1, the files for one process; ``hosts`` are the namespaces of
+    :class:`~network_namespaces.Networks`, required for links other than loopback. A row
+    of a turn has ``round``, ``arm``, ``rank``, ``processes``, ``tokens``, ``seconds``
+    between two barriers, and the seconds of this rank in each phase.
     """
     seats = _seats(arms, hosts)
     contestants = [_enter(arm, params, shards, seats) for arm in arms]
     before = Usage.now()
-    # a sweep takes turns like any other
+    # sweeps take turns like other arms
     listed: list[Any] = contestants
     rows = take_turns(listed, rounds, num_steps)
     usage = Usage.now().since(before)
@@ -238,8 +237,8 @@ def _place(arm: Linked) -> tuple[bool, int]:
 def _seats(
     arms: Sequence[Linked], hosts: Sequence[str]
 ) -> dict[tuple[bool, int], Seat]:
-    """The seats of this rank, by whether they are over the cable, and by the number of
-    processes: one group for each, since gloo's threads wake now and then.
+    """Return the seats of this rank by number of processes and by whether they use the
+    cable: one group for each, since gloo's threads wake periodically.
     """
     seats = {}
     for cabled, count in sorted({_place(arm) for arm in arms}):
@@ -252,7 +251,7 @@ def _seats(
 
 
 def _group(count: int, path: str | None) -> dist.ProcessGroup:
-    """The first ``count`` ranks, over the cable of the host at ``path`` or loopback."""
+    """Create a group of the first ``count`` ranks, over a host's cable or loopback."""
     if path is None and count == dist.get_world_size():
         return world()
     limit = timedelta(seconds=group_timeout_s(None))

@@ -1,4 +1,4 @@
-"""Parts of table.md: all-reduces and coefficients."""
+"""Sections of table.md: all-reduces and coefficients."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,7 +7,7 @@ import pandas as pd
 
 from minitrain.report.numbers import percent
 
-# from here on a link must be right within so much
+# required accuracy of a link, from this size on
 LARGE_BYTES, WITHIN = 1e6, 0.10
 
 

@@ -1,4 +1,4 @@
-"""The seconds of each phase of a step, by a clock that is read five times a step."""
+"""Seconds of each phase of a step, from five clock readings per step."""
 
 import time
 from collections.abc import Sequence
@@ -13,8 +13,8 @@ PHASES = ("data", "forward", "backward", "optimizer")
 
 
 class Phases(Observer):
-    """Seconds of each phase of each step, in the order of :data:`PHASES`; what is sent
-    within backward, or after it, counts as backward.
+    """Seconds of each phase of each step, in the order of :data:`PHASES`; communication
+    within or after backward counts as backward.
     """
 
     def __init__(self, worker: Worker) -> None:

@@ -1,4 +1,4 @@
-"""Settings as arms, measured in new processes, over cables where that can be."""
+"""Settings as arms, measured in new processes, over cables if available."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -24,7 +24,7 @@ LIMIT_S = 7200
 
 
 def arm_of(setting: Setting, name: str | None = None) -> Placed:
-    """The arm that measures ``setting``, named after it by default."""
+    """Return the arm that measures ``setting``, named after it by default."""
     changes = {
         "sync": PLAIN if setting.sync == NO_SYNC else setting.sync,
         "bucket_cap_mb": setting.bucket_cap_mb,
@@ -45,7 +45,7 @@ def arm_of(setting: Setting, name: str | None = None) -> Placed:
 def run(
     arms: Sequence[Linked], num_rounds: int, num_steps: int
 ) -> tuple[pd.DataFrame, list[Found], dict[str, Any]]:
-    """All rows of turns, what each rank found, and the load of the machine."""
+    """Return the rows of turns, what each rank measured, and the load."""
     params = only_ddp(load_params(ROOT / "params.yaml").at(ROOT))
     cabled = any(arm.link != LOOPBACK for arm in arms)
     with Networks() if cabled else nullcontext() as hosts:

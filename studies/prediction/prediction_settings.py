@@ -1,4 +1,4 @@
-"""What studies/prediction/params.yaml may say."""
+"""Schema of studies/prediction/params.yaml."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -12,7 +12,7 @@ from minitrain.core.schema import Count, PositiveFloat, Problem, Section, Some
 # float32
 Bytes = Annotated[int, Field(ge=4, multiple_of=4)]
 Link = Annotated[str, AfterValidator(checked_link)]
-# of what held-out settings must have values that no fitted one has
+# options for which held-out settings must have values that no fitted setting has
 NEW = ("n_embd", "processes", "link")
 
 

@@ -1,4 +1,4 @@
-"""What the scripts of this study share: where it is, and its settings."""
+"""Shared by the scripts of this study: its folder and settings."""
 
 from pathlib import Path
 
@@ -11,10 +11,10 @@ ROOT = STUDY.parents[1]
 
 
 def all_settings(study: Prediction) -> tuple[list[Setting], list[Setting]]:
-    """Those that are fitted, and those that are held out."""
+    """Return the settings, fitted and held out."""
     return [setting_of(r) for r in study.fit], [setting_of(r) for r in study.held_out]
 
 
 def is_cabled(setting: Setting) -> bool:
-    """Whether it is between two hosts."""
+    """Return true if the setting is between two hosts."""
     return setting.sync != NO_SYNC and setting.link != LOOPBACK

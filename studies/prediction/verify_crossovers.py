@@ -1,4 +1,4 @@
-"""Measure on both sides of every crossover, and say whether the claim holds there."""
+"""Measure on both sides of every crossover, and evaluate the claims."""
 
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,8 @@ from minitrain.core.errors import run_stage
 from minitrain.core.files import open_atomic, read_json, write_json
 from minitrain.core.provenance import provenance
 
-# Turns, than where everything is measured: a step of 10 ms is there and gone, and there
-# are few arms.
+# More turns than in the main measurement, since there are few arms, and steps of 10 ms
+# are noisy.
 LONGER = 5
 
 
@@ -35,7 +35,7 @@ def main() -> None:
 
 def measure(study: Prediction, arms: list[Placed]) -> tuple[pd.DataFrame, Any]:
     if not arms:
-        # nothing is sure enough to be tried
+        # no claim is certain enough to test
         return pd.DataFrame(columns=COLUMNS), None
     num_steps = LONGER * study.steps_per_round
     turns, _, load = run(arms, study.num_verifying_rounds, num_steps)

@@ -1,4 +1,4 @@
-"""Write what the recorder costs: in time, in memory and on the disk."""
+"""Write the cost of the recorder: time, memory and disk."""
 
 from statistics import mean, median
 from typing import Any
@@ -45,7 +45,7 @@ def times_of(
 ) -> list[str]:
     lines = []
     for arm in rows["arm"].unique():
-        # how many times as long the arm takes: the raw loop's speed over its own
+        # relative duration of the arm: the raw loop's speed over the arm's
         one, took = rounds.compare(RAW, arm), ms(step_ms(rows, arm, every))
         longer, low, high = (percent(r - 1) for r in (one.ratio, one.low, one.high))
         verdicts = {"faster": "longer", "slower": "shorter"}

@@ -1,4 +1,4 @@
-"""Draw how much longer a step takes with the recorder beside the loop."""
+"""Draw the relative duration of a step with the recorder."""
 
 import pandas as pd
 from recorder_rows import BY_STEP, RAW, STUDY, read_rows, rounds_of
@@ -18,7 +18,7 @@ def main() -> None:
 def found_in(rows: pd.DataFrame, how: str = "") -> dict[str, Comparison]:
     rounds = rounds_of(rows)
     arms = [arm for arm in rows["arm"].unique() if arm != RAW]
-    # the raw loop's speed over an arm's: how many times as long the arm takes
+    # relative duration of the arm: the raw loop's speed over the arm's
     return {arm + how: rounds.compare(RAW, arm) for arm in arms}
 
 

@@ -1,7 +1,7 @@
-"""One DDP loop with and without the recorder, interleaved in the same processes.
+"""Measure one DDP loop with and without the recorder, interleaved in the same
+processes.
 
-When all have had all turns every arm's state is hashed: to be recorded must not change
-a bit.
+After all turns every arm's state is hashed: recording must not change a bit.
 """
 
 from functools import partial
@@ -71,7 +71,7 @@ def compete(
 
 
 def refuse_alarms(folder: Path) -> None:
-    """What is timed is a run in which all is well."""
+    """Raise an error for a finding of the recorder: the timed run must be correct."""
     for rank, recorded in read_recording(folder).ranks.items():
         for alarm in (one for one in recorded.alarms if one["kind"] == "alarm"):
             raise EvidenceError(f"{folder.name}, rank {rank}: {alarm['line']}")

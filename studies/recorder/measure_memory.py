@@ -1,4 +1,4 @@
-"""The most memory of a training with the recorder and without, in fresh processes."""
+"""Measure peak memory with and without the recorder, in new processes."""
 
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ def main() -> None:
     params = params.with_train(global_batch_size=study.global_batch_size)
     runs, count = [], study.memory_runs
     for number in progress(range(count), "runs", total=count, show=True):
-        # by turns, so that no kind of run has the machine to itself
+        # interleaved, so that drift of the machine affects all kinds of run
         for position, arm in enumerate(("raw", "recorded")):
             with TemporaryDirectory() as folder:
                 run = partial(alone, params, study, Path(folder), position)

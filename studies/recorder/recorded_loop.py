@@ -1,4 +1,4 @@
-"""The loop around DDP that everybody writes, with the recorder beside it or without."""
+"""A typical DDP loop, with or without the recorder."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -13,15 +13,15 @@ from minitrain.bench.arms import Arm, Contestant, Row
 from minitrain.core.params import Params
 from minitrain.sync.catalog import PLAIN
 
-# no run of this study comes so far
+# beyond the last step of any run in this study
 NEVER = 10**9
-# the first steps are recorded by every recorder: they come before anything is timed
+# every recorder records the first steps, so run them before timing
 FIRST = 3
 
 
 @dataclass(frozen=True)
 class Recorded(Arm):
-    """The loop, recorded every ``every`` steps; not at all where that is 0."""
+    """The loop, recorded every ``every`` steps, or not at all if 0."""
 
     every: int = 0
     folder: Path = Path()
@@ -41,7 +41,7 @@ class HandWritten(Contestant):
         super().__init__(arm, params.with_train(sync=PLAIN), shards, group)
         self.optimizer = self.worker.optimizer
         self.wrapped = DistributedDataParallel(self.worker.model)
-        # of each step: real targets, seconds
+        # real targets and seconds of each step
         self.took: list[tuple[int, float]] = []
         self.recorder = None
         if arm.every:
@@ -61,7 +61,7 @@ class HandWritten(Contestant):
             start = time.perf_counter_ns()
             (batch,) = self.worker.batches.micro_batches(step)
             loss = self.wrapped(**batch.inputs).loss
-            # DDP averages over ranks; what is wanted is the mean over all real targets
+            # DDP averages over ranks, so scale to the mean over all real targets
             share = batch.num_targets * world_size / batch.global_targets
             (loss * share).backward()
             self.optimizer.step()
@@ -70,8 +70,8 @@ class HandWritten(Contestant):
             self.took.append((batch.global_targets, seconds))
 
     def steps(self, per_turn: int) -> Iterator[Row]:
-        """Each step that was timed, as a round of its own, where none was recorded:
-        step by step a small difference is seen that is lost in the sum of a turn.
+        """Return each timed and unrecorded step as a separate round, which shows small
+        differences that are lost in the sum of a turn.
         """
         arm = self.arm
         if isinstance(arm, Recorded) and arm.every not in (0, NEVER):

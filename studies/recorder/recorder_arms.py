@@ -1,4 +1,4 @@
-"""The arms that are held against each other: one loop, recorded at other times."""
+"""Arms of the comparison: one loop, recorded at different intervals."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What was timed, turn by turn, and step by step where no step was recorded."""
+"""Timed turns, and steps that were not recorded."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ BY_STEP = ", median step"
 
 
 def read_rows() -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Whole turns, and the median step of each turn."""
+    """Read the turns, and the median step of each turn."""
     rows, steps = (pd.read_csv(STUDY / f"{name}.csv") for name in ("rounds", "steps"))
     return rows, median_steps(
         steps, read_json(STUDY / "machine.json", "every")["every"]
@@ -21,8 +21,9 @@ def read_rows() -> tuple[pd.DataFrame, pd.DataFrame]:
 
 
 def median_steps(steps: pd.DataFrame, every: int) -> pd.DataFrame:
-    """One row for each turn of an arm: of its steps, which share what befell the turn
-    and so are no rounds of their own, the median time of a target, by mean targets.
+    """Return one row per turn of an arm, with the median time per target of its steps,
+    times the mean targets. Steps of a turn share its conditions, so they are not
+    separate rounds.
     """
     turn = steps["round"] // (1 + every)
     table = steps.assign(round=turn, each=steps["seconds"] / steps["tokens"])
@@ -34,5 +35,5 @@ def median_steps(steps: pd.DataFrame, every: int) -> pd.DataFrame:
 
 
 def rounds_of(rows: pd.DataFrame) -> Rounds:
-    """The arms of ``rows``, ready to be compared."""
+    """Return the arms of ``rows`` as rounds for comparison."""
     return Rounds(rows, list(rows["arm"].unique()), [(RAW, AGAIN)], "studies/recorder")

@@ -1,4 +1,4 @@
-"""What studies/recorder/params.yaml may say."""
+"""Schema of studies/recorder/params.yaml."""
 
 from typing import Annotated
 
@@ -9,6 +9,6 @@ from minitrain.core.schema import Count
 
 
 class Recorder(InterleavedAtOneSize):
-    # the first three steps are recorded whatever this is
+    # the first three steps are always recorded
     steps_per_round: Annotated[int, Field(ge=4)]
     memory_runs: Count

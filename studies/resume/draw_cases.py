@@ -1,4 +1,4 @@
-"""Draw which stops ended in the bytes of an undisturbed run, and tell it in a table."""
+"""Draw and tabulate which resumed runs equal an uninterrupted one byte for byte."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ COLUMNS = (
 
 def main() -> None:
     rows = pd.read_csv(STUDY / "results.csv", keep_default_na=False)
-    # what started again from nothing shows nothing
+    # a run that restarted from scratch proves nothing
     rows["kept"] = rows["equal"] & (rows["went_on_from"] == rows["stopped_after"])
     draw(rows[rows["stopped_after"] > 0])
     with open_atomic(STUDY / "table.md") as file:

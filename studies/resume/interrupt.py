@@ -1,4 +1,4 @@
-"""Stop runs of every kind, go on, and compare with runs that were never interrupted."""
+"""Interrupt and resume runs of every kind, and compare with uninterrupted runs."""
 
 import tempfile
 from collections.abc import Iterator
@@ -46,7 +46,7 @@ def interrupted(
     shards = write_samples(folder / "shards", study.steps_per_epoch)
     config, size = case.config(shards, study.num_steps), case.world_size
     stops = [SAVING, *study.stops(name)]
-    # what never stopped comes first, as a run of its own
+    # the uninterrupted run comes first, separately
     undisturbed, *same = run_stopped(config, size, folder, [UNDISTURBED, *stops])
     found = [(stop, "same", ranks) for stop, ranks in zip(stops, same, strict=True)]
     for stop in study.in_new_processes:
@@ -56,7 +56,7 @@ def interrupted(
         yield {
             "case": name,
             "ranks": size,
-            # 0: it saved after every step, and was not stopped
+            # 0: saved after every step, but was not stopped
             "stopped_after": stop,
             "end_of_epoch": stop % study.steps_per_epoch == 0,
             "processes": processes,
@@ -65,7 +65,7 @@ def interrupted(
 
 
 def judged(ranks: list[Left], undisturbed: list[Left]) -> dict[str, Any]:
-    # a run that started again from nothing ends alike, and shows nothing
+    # a run that restarted from scratch gives equal bytes, but proves nothing
     (went_on_from,) = {rank.went_on_from for rank in ranks}
     differ = differing(ranks, undisturbed)
     return {

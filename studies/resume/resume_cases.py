@@ -1,4 +1,4 @@
-"""Runs to be interrupted: one of each kind that keeps something from step to step."""
+"""Runs to be interrupted: one for each kind of state that persists between steps."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,32 +25,32 @@ from minitrain.train.config import RunConfig
 
 # ranks: 2 or 3, logical shards: 4
 BATCH = 12
-# samples in the last batch of an epoch: a rank of four shards may have none
+# samples in the last batch of an epoch; one of four shards may have none
 TAIL = 7
 SEED = 35000
-# the first token of one sample alone
+# a first token that occurs in one sample only
 LOUD = 0
 
 
 def gpt() -> nn.Module:
-    """Two layers, so that FSDP has several groups."""
+    """Build a model with two layers, so that FSDP has several groups."""
     return MiniGPT(VOCAB_SIZE, BLOCK_SIZE, n_layer=2, n_head=2, n_embd=WIDTH)
 
 
 def dropout() -> nn.Module:
-    """Draws numbers in every step."""
+    """Build a model that draws random numbers in every step."""
     return Bigrams(nn.Dropout(0.25))
 
 
 class Loud(nn.Module):
-    """Once an epoch a loss whose scaled gradients overflow in float16."""
+    """Model whose scaled gradients overflow in float16 once per epoch."""
 
     def __init__(self) -> None:
         super().__init__()
         self.gpt = gpt()
 
     def forward(self, input_ids: Tensor, labels: Tensor) -> CausalOutput:
-        """As its model has it, but for the size of the loss."""
+        """Compute the model's output, with a scaled loss."""
         found: CausalOutput = self.gpt(input_ids, labels)
         is_loud = (input_ids[:, 0] == LOUD).any()
         return CausalOutput(found.loss * torch.where(is_loud, 1e4, 1.0), found.logits)
@@ -58,14 +58,14 @@ class Loud(nn.Module):
 
 @dataclass(frozen=True)
 class Case:
-    """A run by ``world_size`` ranks; ``changes`` are to what all cases share."""
+    """Run with ``world_size`` ranks and ``changes`` to the common options."""
 
     world_size: int
     changes: dict[str, Any]
     factory: Callable[[], nn.Module] = gpt
 
     def config(self, shards: Path, steps: int) -> RunConfig:
-        """The run, on the samples that :func:`write_samples` put into ``shards``."""
+        """Return the run on the samples of :func:`write_samples` in ``shards``."""
         changes = {"sync": "ddp", "learning_rate": 1e-2, **self.changes}
         return RunConfig(
             factory=self.factory,
@@ -98,8 +98,8 @@ CASES = {
 
 
 def write_samples(folder: Path, steps_per_epoch: int) -> Path:
-    """Random samples of 3 to BLOCK_SIZE tokens for epochs of so many steps, the last
-    of fewer samples, into the new ``folder``, which is returned.
+    """Write random samples of 3 to BLOCK_SIZE tokens for epochs of that many steps, the
+    last step with fewer samples, into the new ``folder``, and return it.
     """
     random = np.random.default_rng(SEED)
     count = BATCH * (steps_per_epoch - 1) + TAIL

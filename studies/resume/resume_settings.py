@@ -1,4 +1,4 @@
-"""What studies/resume/params.yaml may say."""
+"""Schema of studies/resume/params.yaml."""
 
 from typing import Annotated, Self
 
@@ -24,7 +24,7 @@ class Resume(Section):
         return self
 
     def stops(self, case: str) -> list[int]:
-        """After how many steps a run of ``case`` is stopped, each once."""
+        """Return the numbers of steps after which a run of ``case`` is stopped."""
         last = self.num_steps - 1
         every = 1 if case in self.stop_after_every_step else self.stop_every
         return sorted({1, *range(every, last + 1, every), last})

@@ -1,7 +1,6 @@
-"""A run that is interrupted after a step and goes on: what of it is then another.
+"""Resume of an interrupted run, and its differences from an uninterrupted one.
 
-What two runs left is told apart here, by hashes of its own, of nothing that a
-checkpoint holds.
+Compares hashes computed here, independent of those in checkpoints.
 """
 
 import hashlib
@@ -27,15 +26,15 @@ from minitrain.train.config import RunConfig
 from minitrain.train.observer import watches_parts
 from minitrain.train.run import Finished, run_rank
 
-# instead of a step after which a run stopped: it never did; it saved after every step
+# special stop: never stopped, but saved after every step
 UNDISTURBED, SAVING = -1, 0
 NEVER = 10**9
 
 
 @dataclass(frozen=True)
 class Left:
-    """What one rank left: the SHA-256 of each kind of evidence (:func:`kinds`), from
-    which step it went on, and what it said of that.
+    """Output of one rank: the SHA-256 of each kind of evidence (:func:`kinds`), the
+    step from which it resumed, and what it printed.
     """
 
     kinds: Mapping[str, str]
@@ -44,13 +43,13 @@ class Left:
 
 
 def kinds(finished: Finished) -> dict[str, str]:
-    """SHA-256 of all that a rank has after its last step, but for its times; of these
-    the steps that were timed.
+    """Return the SHA-256 of each kind of evidence after the last step; of times, only
+    which steps were timed.
     """
     result = finished.result
     return {
         "states": _of_tensors(finished.state),
-        # rank 0 alone writes them
+        # written by rank 0 only
         "sampled": _of_tensors(result.sampled if is_main_process() else {}),
         "losses": _of_text([loss.hex() for part in result.losses for loss in part]),
         "ledger": _of_text(result.digests),
@@ -61,7 +60,7 @@ def kinds(finished: Finished) -> dict[str, str]:
 
 
 def differing(ranks: Sequence[Left], undisturbed: Sequence[Left]) -> list[str]:
-    """The kinds of evidence that are not the same bytes on every rank."""
+    """Return the kinds of evidence that differ between two sets of ranks."""
     pairs = [*zip(ranks, undisturbed, strict=True)]
     names = undisturbed[0].kinds
     return [n for n in names if any(a.kinds[n] != b.kinds[n] for a, b in pairs)]
@@ -75,13 +74,13 @@ def run_stopped(
     spoil: Callable[[], None] | None = None,
     each_s: float = 60,
 ) -> list[list[Left]]:
-    """Go on after each of ``stops`` in one set of ``world_size`` new processes -> what
-    the ranks left, stop by stop.
+    """Resume after each of ``stops`` in one set of ``world_size`` new processes;
+    returns the output of the ranks by stop.
 
-    A stop is a number of steps, and the run goes on from the checkpoint after these
-    alone, which a run with the stop SAVING has left in ``folder``. ``spoil`` is called
-    in every process beforehand. Raises RankError for one that fails, or where all take
-    more than ``each_s`` seconds a stop; three stops' time is for the start.
+    A stop is a number of steps; the run resumes from the checkpoint after that many
+    steps, which a run with the stop SAVING has left in ``folder``. ``spoil`` is called
+    in every process before. Raises RankError if one fails, or all take more than
+    ``each_s`` seconds per stop, plus three stops' time for the start.
     """
     limit = each_s * (3 + len(stops))
     ranks = launch(
@@ -116,7 +115,7 @@ def _go_on(config: RunConfig, folder: Path, stop: int) -> Left:
 
 
 def _alone(folder: Path, stop: int) -> None:
-    """Let a folder hold the checkpoint after ``stop`` steps and no other."""
+    """Make a folder with only the checkpoint after ``stop`` steps."""
     (folder / f"{stop}").mkdir(exist_ok=True)
     name = f"step-{stop}"
     if not (folder / f"{stop}" / name).exists():

@@ -1,6 +1,6 @@
 """Build, shard and train on corpora of growing size; record seconds and memory.
 
-Runs the stages of the root pipeline in a temporary project of its own.
+Runs the stages of the root pipeline in a temporary project.
 """
 
 import os
@@ -32,7 +32,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folders = {n: Path(temporary, str(n)) for n in study.num_sentences}
         results: dict[int, Any] = {n: build(f, n) for n, f in folders.items()}
-        # the allocator alone makes runs of one size differ, so sizes are interleaved
+        # interleave sizes, since the allocator makes repeated runs differ
         memory: dict[int, list[float]] = {count: [] for count in folders}
         for _ in range(study.num_repeats):
             for count, folder in folders.items():
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def build(folder: Path, count: int) -> dict[str, float]:
-    # a project of its own, with all that the stages read
+    # a temporary project with all inputs of the stages
     for name in ("data/verbs.csv", "minitrain/model/gpt.py", "params.yaml"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, folder / name)
@@ -72,7 +72,7 @@ def training_memory_mb(folder: Path) -> float:
 
 
 def run(folder: Path, *arguments: str) -> tuple[bytes, float, float]:
-    # -P: the copied minitrain/ must not hide the real one
+    # -P: the copied minitrain/ must not shadow the real one
     command = [sys.executable, "-P", *arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     start = time.monotonic()
@@ -81,7 +81,7 @@ def run(folder: Path, *arguments: str) -> tuple[bytes, float, float]:
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
-        # it has said why
+        # it has printed the reason
         raise UserError(f"python {' '.join(arguments)}: failed")
     return printed, time.monotonic() - start, usage.ru_maxrss * 1024 / 1e6
 

@@ -1,4 +1,4 @@
-"""What studies/scale/params.yaml may say."""
+"""Schema of studies/scale/params.yaml."""
 
 from minitrain.core.schema import Count, Section, Some
 

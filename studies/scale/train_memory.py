@@ -1,6 +1,6 @@
 """Train a few steps on the shards of this folder; print the anonymous memory in kB.
 
-Anonymous memory is what no file backs: the shard, a memory map, is no part of it.
+Anonymous memory excludes the memory-mapped shard, which is backed by a file.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Write how often the verdict was right, and how far off each law of a step is."""
+"""Write how often the verdict was right, and the error of each law of the step time."""
 
 from collections.abc import Iterator
 from pathlib import Path

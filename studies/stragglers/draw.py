@@ -1,4 +1,4 @@
-"""Draw the excess that was found against what was planted, and steps against laws."""
+"""Draw found against injected delays, and steps against laws."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from minitrain.report.numbers import percent
 
 STUDY = Path(__file__).resolve().parent
 QUOTA = "share of a core"
-# how each kind of trial is drawn
+# style of each kind of trial
 LOOKS = {
     "clean": (GRAY, "o"),
     "sleep": (BLUE, "s"),
@@ -60,7 +60,7 @@ def draw_found(axes: Axes, table: pd.DataFrame) -> None:
         own = table[table["look"] == look]
         bars = own["planted_ms"], own["low_ms"], own["high_ms"]
         axes.vlines(*bars, color=color, alpha=0.6)
-        # what was not called, or wrongly, is hollow
+        # hollow markers for missing or wrong verdicts
         for right, inside in ((True, color), (False, "white")):
             one = own[(own["found"] == own["planted"]) == right]
             known = look if right and len(own) else None

@@ -1,7 +1,7 @@
-"""Train with a random rank slowed, or none, again and again, and ask who is slow.
+"""Train many times with a random slow rank, or none, and record the verdict.
 
-Each trial has processes of its own, and every second one is clean: what befalls the
-machine befalls both kinds. The clock is that of the pipeline, and so is the verdict.
+Each trial has new processes, and every second one is clean, so that disturbances affect
+both kinds. Clock and verdict are the pipeline's.
 """
 
 from pathlib import Path
@@ -38,11 +38,11 @@ def main() -> None:
     rows = progress(trials(study, run, shares), "trials", total=total)
     before = Usage.now(with_children=True)
     table = pd.DataFrame([*rows])
-    # ranks are children of this process, and have ended
+    # ranks are children of this process that have exited
     load = load_of([Usage.now(with_children=True).since(before)])
     clean = table[table["kind"] == "clean"]
     for law in ("slowest", "mean"):
-        # what is not own work, such as communication, is known from clean trials
+        # time other than a rank's own work, such as communication, from clean trials
         rest = (clean["step_ms"] - clean[f"{law}_own_ms"]).median()
         table[f"{law}_law_ms"] = table[f"{law}_own_ms"] + rest
     with open_atomic(STUDY / "results.csv") as file:

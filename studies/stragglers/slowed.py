@@ -1,6 +1,6 @@
-"""One rank made slower, by a delay or by a share of a core; its bits stay the same.
+"""Slowing of one rank, by a delay or a CPU quota, without changing its bits.
 
-Runs whose steps are timed as the training stage times them, to see it found.
+Steps are timed as in the training stage, to test the detection.
 """
 
 import tempfile
@@ -24,14 +24,14 @@ from minitrain.train.run import Inject, run_rank
 from minitrain.train.worker import Worker
 
 CGROUPS = Path("/sys/fs/cgroup")
-# short, so that a step of some milliseconds is slowed as a whole
+# short, so that a step of a few milliseconds is slowed evenly
 PERIOD_US = 10_000
 
 
 @dataclass(frozen=True)
 class Delay:
-    """Lets ``rank`` wait ``ms`` before each forward pass, asleep, or ``is_busy`` on its
-    core. To be injected (:data:`minitrain.train.run.Inject`).
+    """Delay ``rank`` by ``ms`` before each forward pass, asleep, or busy on its core
+    (``is_busy``). Injected as :data:`minitrain.train.run.Inject`.
     """
 
     rank: int
@@ -39,7 +39,7 @@ class Delay:
     is_busy: bool = False
 
     def __call__(self, worker: Worker) -> None:
-        """Spoil ``worker`` if it is the one."""
+        """Modify ``worker`` if it is on the slowed rank."""
         if worker.rank != self.rank:
             return
         right = worker.batches.loss
@@ -48,7 +48,7 @@ class Delay:
             self._wait()
             return right(model, inputs)
 
-        # what computes the loss; mypy knows it as a method
+        # the loss function; mypy sees a method
         batches: Any = worker.batches
         batches.loss = loss
 
@@ -62,15 +62,15 @@ class Delay:
 
 @dataclass(frozen=True)
 class Join:
-    """Lets ``rank`` join the control group whose file ``procs`` is, all its threads."""
+    """Move ``rank`` with all its threads to the control group of file ``procs``."""
 
     rank: int
     procs: Path
 
     def __call__(self, worker: Worker) -> None:
-        """Move the process of ``worker`` if it is the one."""
+        """Move the process of ``worker`` if it is on that rank."""
         if worker.rank == self.rank:
-            # 0: whoever writes it
+            # 0: the writing process
             self.procs.write_text("0")
 
 
@@ -80,9 +80,9 @@ def timed_run(
     inject: Inject | None = None,
     timeout_s: float = 600,
 ) -> list[Row]:
-    """Train in ``world_size`` new processes over gloo, each spoilt by ``inject`` -> a
-    row for each step and ``rank``, as timings.jsonl of a run has them. Raises RankError
-    for a process that fails or takes more than ``timeout_s`` seconds.
+    """Train in ``world_size`` new processes over gloo, each modified by ``inject``;
+    returns a row per step and ``rank``, as in timings.jsonl. Raises RankError if a
+    process fails or takes more than ``timeout_s`` seconds.
     """
     ranks = launch(_be_a_rank, world_size, config, inject, timeout_s=timeout_s)
     return [{**row, "rank": r} for r, rows in enumerate(ranks) for row in rows]
@@ -96,14 +96,14 @@ def _be_a_rank(config: RunConfig, inject: Inject | None) -> list[Row]:
 
 @contextmanager
 def cpu_quota(share: float, cgroups: Path = CGROUPS) -> Iterator[Path]:
-    """A control group (Linux) whose processes together get ``share`` of a core, and
-    wait for the rest of each 10 ms -> the file that takes their numbers.
+    """Create a control group (Linux) limited to ``share`` of a core in each 10 ms;
+    yields the file that takes pids.
 
-    It is removed afterwards, when its processes must have ended. Raises UserError where
-    none can be made: it takes root, and a kernel that keeps quotas.
+    It is removed afterwards, when its processes must have exited. Raises UserError if
+    it cannot be created: this requires root and a kernel with CPU quotas.
     """
     quota = str(int(share * PERIOD_US))
-    # cgroup v1 has a folder for each resource, v2 one for all
+    # cgroup v1 has a folder per resource, v2 one for all
     parent = cgroups / "cpu"
     limits = {"cpu.cfs_period_us": str(PERIOD_US), "cpu.cfs_quota_us": quota}
     if not parent.is_dir():
@@ -121,7 +121,7 @@ def cpu_quota(share: float, cgroups: Path = CGROUPS) -> Iterator[Path]:
 
 
 def why_no_quota() -> str:
-    """Why :func:`cpu_quota` cannot be had here; empty where it can."""
+    """Return why :func:`cpu_quota` is not available; empty if it is."""
     try:
         with cpu_quota(0.5):
             return ""
@@ -130,7 +130,7 @@ def why_no_quota() -> str:
 
 
 def _set_limit(file: Path, value: str) -> None:
-    # the kernel makes these files; one that is missing stands for a missing resource
+    # the kernel creates these files; a missing one means a missing controller
     try:
         with open(file, "r+") as limit:
             limit.write(value)

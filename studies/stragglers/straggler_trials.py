@@ -1,4 +1,4 @@
-"""The trials of the study: whom the verdict names where one rank is slow, or none."""
+"""Trials of the study: the rank named by the verdict with a slow rank, and without."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,7 +18,7 @@ STUDY = Path(__file__).resolve().parent
 
 
 def trials(study: Stragglers, run: RunConfig, shares: Sequence[float]) -> Iterator[Row]:
-    """A row for each trial: every second one clean, then one for each of ``shares``."""
+    """Return a row per trial: every second one clean, then each of ``shares``."""
     random, count = np.random.default_rng(study.seed), study.num_trials
     ranks = random.integers(study.world_size, size=count + len(shares)).tolist()
     delays = random.uniform(study.smallest_delay, study.largest_delay, count)
@@ -32,7 +32,7 @@ def trials(study: Stragglers, run: RunConfig, shares: Sequence[float]) -> Iterat
     for share, rank in zip(shares, ranks[count:], strict=True):
         with cpu_quota(share) as procs:
             found = judged(study, run, Join(rank, procs))
-        # its own work takes as much longer, where all of that is computing
+        # relative to the rank's own work, if all of it is computation
         ms, kind = clean["slowest_own_ms"] * (1 / share - 1), f"{100 * share:.0f} %"
         yield {"kind": kind, "planted": rank, "planted_ms": ms, **found}
 

@@ -1,4 +1,4 @@
-"""What studies/stragglers/params.yaml may say."""
+"""Schema of studies/stragglers/params.yaml."""
 
 from typing import Annotated, Any, Self
 
@@ -7,7 +7,7 @@ from study_settings import WorldSize
 
 from minitrain.core.schema import Count, Distinct, PositiveFloat, Problem, Section, Seed
 
-# the kernel keeps no quota below a millisecond
+# the kernel's minimum quota is one millisecond
 Share = Annotated[float, Field(ge=0.1, lt=1)]
 
 
@@ -36,7 +36,7 @@ class Stragglers(Section):
         return self
 
     def train(self) -> dict[str, Any]:
-        """What each trial has in the section ``train`` of its params.yaml."""
+        """Options of each trial in the section ``train`` of params.yaml."""
         keys = ("global_batch_size", "num_steps", "num_warmup_steps")
         asked = {key: getattr(self, key) for key in keys}
         # hashed steps are not timed

@@ -1,4 +1,4 @@
-"""Write, for every strategy, what it kept, what it sent, and where its time goes."""
+"""Write guarantees, communication and step account of every strategy."""
 
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ def main() -> None:
 
 
 def kept(verdicts: dict[str, str]) -> str:
-    # The best promise that was asked for and kept, or what was breached.
+    # The strongest guarantee that was tested and kept, or the breach.
     if breached := [name for name, v in verdicts.items() if v == "breach"]:
         return f"breach: {', '.join(breached)}"
     if verdicts.get("replay") == "equal":
@@ -45,7 +45,7 @@ def sent(name: str, run: dict[str, Any]) -> list[str]:
     if counted == expected:
         return [calls, f"{size:,}"]
     if name == "powersgd":
-        # it sends from threads of its own, where nobody counts: torch's figure
+        # sends from internal threads, which are not counted, so use torch's number
         size = sum(size for _, size in expected.values())
         return [f"not counted ({calls} seen)", f"{size:,} (as torch says)"]
     return [f"breach: {calls}, not {in_words(expected)}", f"{size:,}"]

@@ -1,4 +1,4 @@
-"""Draw speed and step account of all strategies, and write the table of both."""
+"""Draw and tabulate speed and step account of all strategies."""
 
 from pathlib import Path
 

@@ -1,5 +1,5 @@
-"""Train with every strategy as the training stage does, and say what it took and gave:
-the step account, the collective ledger, memory, and the ladder's verdict on its bits.
+"""Run the training stage with every strategy, and collect the step account, the
+collective ledger, memory, and the ladder's verdict on the bits.
 """
 
 import tempfile
@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def timed(params: Params, world_size: int) -> dict[str, Any]:
-    # The training stage's own run, in a folder that is gone afterwards.
+    # A run of the training stage in a temporary folder.
     with tempfile.TemporaryDirectory(prefix="minitrain-strategies-") as name:
         folder = Path(name)
         shards = SHARDS / f"world-{world_size}"

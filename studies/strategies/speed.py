@@ -1,6 +1,6 @@
-"""Measure all strategies interleaved: the same model and batches in the same processes.
+"""Measure all strategies interleaved: same model and batches in the same processes.
 
-Beside them the ceiling (no communication), stock DDP twice (A/A), and settings of some
+Includes the ceiling (no communication), stock DDP twice (A/A), and options of some
 strategies.
 """
 
@@ -31,7 +31,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "ddp, accumulation of 2": {"grad_accumulation_steps": 2},
     "ddp, accumulation of 4": {"grad_accumulation_steps": 4},
     "invariant_shm, 4 shards": {"sync": "invariant_shm", "logical_shards": 4},
-    # what 8 logical shards cost 2 processes before a single byte is sent
+    # cost of 8 logical shards on 2 processes, without communication
     "no communication, 4 micro-batches": {"sync": PLAIN, "grad_accumulation_steps": 4},
 }
 MOST_MICRO_BATCHES = 4

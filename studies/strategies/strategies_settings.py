@@ -1,4 +1,4 @@
-"""What studies/strategies/params.yaml may say."""
+"""Schema of studies/strategies/params.yaml."""
 
 from typing import Annotated
 
@@ -9,6 +9,6 @@ from minitrain.core.schema import Count, Some
 
 
 class Strategies(InterleavedAtSizes):
-    # the picture has a place for each
+    # number of places in the plot
     global_batch_sizes: Annotated[Some[Count], Field(min_length=2, max_length=2)]
     num_steps: Annotated[int, Field(ge=2)]

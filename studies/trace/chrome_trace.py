@@ -1,7 +1,7 @@
-"""The traces of all ranks as one file that Perfetto and chrome://tracing open.
+"""Traces of all ranks in one file for Perfetto and chrome://tracing.
 
-The format is Chrome's ("Trace Event Format", JSON): a process for each rank, a thread
-for each of its tracks, times in microseconds from the first moment that is shown.
+Chrome's "Trace Event Format" (JSON): a process per rank, a thread per track, times in
+microseconds from the first event.
 """
 
 import gzip
@@ -17,16 +17,15 @@ from minitrain.core.files import open_atomic, reading
 
 Event = dict[str, Any]
 Trace = dict[str, Any]
-# the thread numbers of a rank: no rank shares one, and none is a rank's number
+# thread ids of a rank, distinct from those of other ranks and from process ids
 TIDS_OF_A_RANK = 1000
 LAST_GRADIENT = "last gradient"
 
 
 def chrome_trace(ranks: Sequence[TracedRank], about: Mapping[str, Any]) -> Trace:
-    """One trace of all ``ranks``. ``about`` stands in it as ``otherData``, with the
-    bytes of all gradients, whether its all-reduces hold them all (``reduces``), how far
-    the offset between the clocks of each rank may be wrong, and how many ops were left
-    out.
+    """Merge the traces of all ``ranks``. ``about`` is stored as ``otherData``, with the
+    bytes of all gradients, whether the all-reduces cover them (``reduces``), the
+    uncertainty of each rank's clock offset, and the number of ops omitted.
     """
     spans = {one.rank: [*on_our_clock(one), *one.reductions] for one in ranks}
     start = min(span.begin_ns for found in spans.values() for span in found)
@@ -47,7 +46,7 @@ def chrome_trace(ranks: Sequence[TracedRank], about: Mapping[str, Any]) -> Trace
 
 
 def on_our_clock(rank: TracedRank) -> list[Span]:
-    """What the profiler saw of ``rank``, in ``perf_counter_ns``."""
+    """Convert the profiler's events of ``rank`` to ``perf_counter_ns``."""
     by = rank.offset.ns
     return [
         replace(span, begin_ns=span.begin_ns + by, end_ns=span.end_ns + by)
@@ -69,14 +68,14 @@ def _events_of(
         yield {
             "name": LAST_GRADIENT,
             "ph": "i",
-            # a line on its thread, and not through all of them
+            # thread scope, so that the viewer does not draw it across all threads
             "s": "t",
             "ts": (at - start) / 1000,
             "pid": rank,
             "tid": tids[MAIN],
             "args": {"step": step},
         }
-    # what holds another comes first, also where both begin at once
+    # enclosing spans first, even with equal start times
     for span in sorted(spans, key=lambda one: (one.begin_ns, -one.end_ns)):
         event = {
             "name": span.name,
@@ -91,7 +90,7 @@ def _events_of(
 
 
 def _order(track: str) -> tuple[int, str]:
-    # what the rank computes, then what it sends
+    # computation first, then communication
     kinds = (MAIN, "all-reduce")
     first = [i for i, kind in enumerate(kinds) if track.startswith(kind)]
     return (first[0] if first else len(kinds)), track
@@ -102,15 +101,15 @@ def _about(what: str, pid: int, tid: int, **args: Any) -> Event:
 
 
 def write_trace(path: Path, trace: Trace) -> None:
-    """Write ``trace`` as gzipped JSON: the same bytes for the same trace."""
+    """Write ``trace`` as gzipped JSON, deterministically."""
     text = json.dumps(trace, separators=(",", ":"), allow_nan=False)
     with open_atomic(path, "wb") as file:
-        # without the time of day, which else stands in it
+        # without gzip's timestamp
         file.write(gzip.compress(text.encode(), mtime=0))
 
 
 def read_trace(path: Path) -> Trace:
-    """What :func:`write_trace` wrote; UserError where it is damaged."""
+    """Read a file written by :func:`write_trace`; raises UserError if it is damaged."""
     with reading(path):
         trace: Trace = json.loads(gzip.decompress(path.read_bytes()))
         if "traceEvents" not in trace:

@@ -1,4 +1,4 @@
-"""Write as a table what the trace tells of each step."""
+"""Write a table of the trace, step by step."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,7 +33,7 @@ def row(step: TracedStep) -> str:
     found = step.communication()
     times = [step.span["dur"] / 1000, *(step.lasted_ms(name) for name in PHASES)]
     cells = [f"{ms:.1f}" for ms in times]
-    # a strategy that notes no buckets, or a GPU
+    # a strategy that does not record buckets, or a GPU
     cells += [f"{found[k]:.1f}" if k in found else "-" for k in COMMUNICATION]
     return f"| {step.number} | {step.rank} | {' | '.join(cells)} |"
 

@@ -1,8 +1,8 @@
-"""Steps and their phases as spans of torch's profiler, and what they say of its clock.
+"""Steps and phases as spans of torch's profiler, for the alignment of its clock.
 
-The profiler has a clock of its own, buckets are stamped with ``time.perf_counter_ns``,
-which the processes of a host share. Every span of ours begins and ends between two
-readings of that: so it is known how far apart the clocks are, and how well.
+The profiler has a different clock than buckets, which are stamped with
+``time.perf_counter_ns``, shared by the processes of a host. Every span of ours starts
+and ends between two readings of the latter, which bounds the offset between the clocks.
 """
 
 import time
@@ -18,13 +18,13 @@ from minitrain.sync.strategy import BucketEvent
 from minitrain.train.observer import Observer
 from minitrain.train.worker import Worker
 
-# of our spans among the profiler's: a model may have spans of its own
+# prefix of our span names, since a model may have spans, too
 PREFIX = "minitrain: "
 
 
 @dataclass
 class Mark:
-    """A span of ours: what our clock said before and after each of its ends."""
+    """Span of ours: readings of our clock before and after each of its ends."""
 
     name: str
     began: tuple[int, int]
@@ -32,12 +32,13 @@ class Mark:
 
 
 class PhaseMarks(Observer):
-    """Names steps and phases for the profiler, and keeps the buckets of each step.
+    """Observer that names steps and phases for the profiler, and collects the buckets
+    of each step.
 
     A step is ``step N``; within it ``data``, then for each micro-batch ``forward``,
-    ``backward`` and ``reduce``, then ``optimizer``. ``marks`` has all of them in the
-    order in which they began; ``last_gradients``, by step, from when on nothing hides
-    communication.
+    ``backward`` and ``reduce``, then ``optimizer``. ``marks`` has all of them in order
+    of their start; ``last_gradients``, by step, is the time from which communication is
+    exposed.
     """
 
     def __init__(self, worker: Worker) -> None:
@@ -57,7 +58,7 @@ class PhaseMarks(Observer):
         self._end()
 
     def before_forward(self) -> None:
-        # between two micro-batches a strategy may add up gradients
+        # a strategy may add gradients between two micro-batches
         if self._open[-1][1].name == "reduce":
             self._end()
         self._begin("forward")
@@ -78,7 +79,7 @@ class PhaseMarks(Observer):
         self._end()
         self._end()
         trace = self.worker.sync.trace
-        # the next step clears the list
+        # copied, since the next step clears the list
         self.buckets[self._step] = list(trace.events)
         if trace.computed_ns is not None:
             self.last_gradients[self._step] = trace.computed_ns
@@ -99,7 +100,7 @@ class PhaseMarks(Observer):
 
 
 class Readings(NamedTuple):
-    """A moment of the profiler's clock, between two readings of ours (nanoseconds)."""
+    """Time on the profiler's clock, between two readings of ours (nanoseconds)."""
 
     profiler_ns: int
     before_ns: int
@@ -107,20 +108,19 @@ class Readings(NamedTuple):
 
 
 class Offset(NamedTuple):
-    """What to add to the profiler's time to have ours, and how far that may be from the
-    truth, in nanoseconds.
-    """
+    """Offset from the profiler's clock to ours, and its uncertainty, in nanoseconds."""
 
     ns: int
     within_ns: int
 
 
 def offset_of(readings: Iterable[Readings]) -> Offset:
-    """The offset by which every moment comes to lie between its two readings.
+    """Estimate the offset for which every reading of the profiler lies between its two
+    readings of our clock.
 
-    All such offsets make an interval: it is the middle, known to within half the
-    length. Clocks that go at unlike speeds may leave none: then half of what is missing
-    is how far off it is.
+    Such offsets form an interval; returns its middle, with half of its length as the
+    uncertainty. If clock drift leaves the interval empty, the uncertainty is half of
+    the gap.
     """
     found = list(readings)
     lowest = max(one.before_ns - one.profiler_ns for one in found)

@@ -1,7 +1,7 @@
-"""Trace a few steps of training on every rank, and write one file that Perfetto opens.
+"""Trace a few training steps on every rank, and write one file for Perfetto.
 
-Model, strategy and all else that decides a step are those of params.yaml. A trace that
-does not hold what it must is not written.
+Model, strategy and other options are those of params.yaml. An inconsistent trace is not
+written.
 """
 
 import os
@@ -51,7 +51,7 @@ def main() -> None:
 
 def be_a_rank(job: Job, study: Trace) -> TracedRank:
     if study.backend == "gloo":
-        # torch's profiler prints when it starts and stops; of a GPU it may say more
+        # torch's profiler prints when it starts and stops, and may warn about a GPU
         os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     torch.set_num_threads(job.params.train.threads_per_process)
     with distributed(job.backend, timeout_s=job.params.launch.timeout_s):

@@ -1,6 +1,6 @@
-"""What a trace must hold to be believed, and what it tells of each step.
+"""Consistency check of a trace, and its summary by step.
 
-Both read nothing but the trace, as a viewer does.
+Both read only the trace, as a viewer does.
 """
 
 import math
@@ -14,10 +14,10 @@ from minitrain.core.errors import EvidenceError
 from minitrain.sync.strategy import BucketEvent, SyncTrace
 from minitrain.train.clock import NS_PER_MS, bucket_times
 
-# of the phases of a step: the first letters of their names, in their order
+# first letters of the phases of a step, in order
 PHASES = re.compile("d(fbr)+o")
-# an all-reduce of a small model takes no longer: where its begin is not known better,
-# nobody can read the trace
+# duration of a small model's all-reduce; with a larger uncertainty of the clocks, a
+# trace is not readable
 WORST_CLOCK_NS = 1_000_000
 NEEDED = {
     "X": {"name", "ts", "dur", "pid", "tid"},
@@ -27,7 +27,7 @@ NEEDED = {
 
 
 class TracedStep:
-    """One step of one rank, as its rank's ``events`` have it."""
+    """Step of one rank with its ``events``."""
 
     def __init__(self, span: Event, events: Sequence[Event]) -> None:
         self.span, self.rank = span, span["pid"]
@@ -46,8 +46,9 @@ class TracedStep:
     def problems(
         self, within_ns: int, gradient_bytes: int, reduces: bool
     ) -> Iterator[str]:
-        """What is wrong with it, where the clocks of its rank may be ``within_ns`` of
-        what is said of them, and it ``reduces`` all gradients, or may show none.
+        """Return the problems of this step, given clocks of its rank accurate to
+        ``within_ns``; ``reduces``: all gradients must be reduced, else there may be no
+        all-reduce.
         """
         names = [phase["name"] for phase in self.phases]
         if not PHASES.fullmatch("".join(name[0] for name in names)):
@@ -69,12 +70,12 @@ class TracedStep:
             yield f"{self}: buckets of {sent} bytes, and gradients of {gradient_bytes}"
 
     def lasted_ms(self, phase: str) -> float:
-        """Milliseconds of all its phases of that name."""
+        """Return the total milliseconds of all phases with that name."""
         return sum(p["dur"] for p in self.phases if p["name"] == phase) / 1000
 
     def communication(self) -> dict[str, float]:
-        """What :func:`~minitrain.train.clock.bucket_times` makes of its all-reduces, in
-        milliseconds; nothing where it has none.
+        """Return :func:`~minitrain.train.clock.bucket_times` of its all-reduces, in
+        milliseconds; empty without any.
         """
         ends = [(begin_ns(e), end_ns(e)) for e in self.reductions.values()]
         buckets = [BucketEvent((), 0, *each) for each in ends]
@@ -84,17 +85,17 @@ class TracedStep:
 
 
 def begin_ns(event: Event) -> int:
-    """When it begins."""
+    """Return the start of an event."""
     return round(1000 * event["ts"])
 
 
 def end_ns(event: Event) -> int:
-    """When it ends."""
+    """Return the end of an event."""
     return begin_ns(event) + round(1000 * event["dur"])
 
 
 def steps_in(trace: Trace) -> dict[int, dict[int, TracedStep]]:
-    """The steps of each rank, by their numbers."""
+    """Return the steps of each rank by number."""
     by_rank: dict[int, list[Event]] = {}
     for event in trace["traceEvents"]:
         by_rank.setdefault(event["pid"], []).append(event)
@@ -107,20 +108,20 @@ def steps_in(trace: Trace) -> dict[int, dict[int, TracedStep]]:
 
 
 def require_right(trace: Trace) -> None:
-    """Raise EvidenceError that says the first of the :func:`problems` of ``trace``."""
+    """Raise EvidenceError with the first of the :func:`problems` of ``trace``."""
     if found := problems(trace):
         more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
         raise EvidenceError(f"trace: {found[0]}{more}")
 
 
 def problems(trace: Trace) -> list[str]:
-    """What is wrong with ``trace``, a line each; nothing where it may be shown.
+    """Yield the problems of ``trace``, one line each.
 
-    It must be what viewers read, and its spans nest. Each step must have its phases in
-    order, and all-reduces of all gradients between backward and the optimizer, as far
-    as the clocks are known; without any where none has times, as it says itself. On no
-    rank may a bucket be reduced before all have handed it over, nor a step be over
-    before all have begun it.
+    It must be valid for viewers, with nested spans. Each step must have its phases in
+    order, and all-reduces of all gradients between backward and the optimizer, to the
+    accuracy of the clocks; all-reduces may be missing if the trace declares it. On no
+    rank may a bucket be reduced before all ranks have handed it over, or a step end
+    before all have started it.
     """
     if found := [*_malformed(trace)]:
         return found
@@ -174,8 +175,8 @@ def _unlike_ranks(
 
 
 def _across(trace: Trace) -> Iterator[str]:
-    """What begins within another span of its thread and ends after it: viewers leave
-    it out.
+    """Yield spans that start within another span of their thread and end after it;
+    viewers drop them.
     """
     threads: dict[tuple[int, int], list[Event]] = {}
     for event in trace["traceEvents"]:
@@ -197,7 +198,7 @@ def _holds(outer: Event, inner: Event) -> bool:
 
 
 def _too_early(ranks: dict[int, dict[int, TracedStep]]) -> Iterator[str]:
-    """What only a clock that is not the others' can say: every rank waits for all."""
+    """Yield events that reveal a wrong clock, since every rank waits for all others."""
     for steps in zip(*(found.values() for found in ranks.values()), strict=True):
         number = steps[0].number
         if not _at_once([step.span for step in steps]):

@@ -1,4 +1,4 @@
-"""What studies/trace/params.yaml may say."""
+"""Schema of studies/trace/params.yaml."""
 
 from typing import Annotated, Literal
 

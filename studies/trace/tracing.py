@@ -1,7 +1,6 @@
-"""A few training steps of one rank under torch's profiler, beside the buckets it sent.
+"""Trace of a few training steps on one rank: torch's profiler, and the buckets it sent.
 
-Only who traces imports this; :mod:`chrome_trace` makes one file of all
-ranks.
+Imported only for tracing; :mod:`chrome_trace` merges all ranks into one file.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,7 +22,7 @@ from minitrain.train.loop import train
 from minitrain.train.worker import Worker
 
 MAIN = "main thread"
-# what torch's engine calls each node of the graph
+# prefix of the autograd engine's name for each node of the graph
 NODE = "autograd::engine::evaluate_function"
 
 Kind = Literal["op", "phase", "step", "all-reduce"]
@@ -31,9 +30,9 @@ Kind = Literal["op", "phase", "step", "all-reduce"]
 
 @dataclass(frozen=True)
 class Span:
-    """What took time on a track of a rank, from when to when, in nanoseconds.
+    """Span on a track of a rank, with start and end in nanoseconds.
 
-    An ``op`` is what the profiler saw by itself.
+    An ``op`` was recorded by the profiler itself.
     """
 
     kind: Kind
@@ -46,14 +45,13 @@ class Span:
 
 @dataclass(frozen=True)
 class TracedRank:
-    """What one rank did in a few steps.
+    """Trace of a few steps on one rank.
 
     ``spans`` are in the profiler's time, to which ``offset`` must be added;
-    ``reductions`` and ``last_gradients`` (by step: from then on nothing hides
-    communication) in ``perf_counter_ns``. ``num_left_out`` ops were too short to be
-    shown. ``gradient_bytes`` is what all gradients of the model take; ``reduces``: each
-    of them is in an all-reduce of every step, by the strategy's word, and these have
-    times.
+    ``reductions`` and ``last_gradients`` (by step, the time from which communication is
+    exposed) are in ``perf_counter_ns``. ``num_left_out`` is the number of ops too short
+    to show, ``gradient_bytes`` the size of all gradients. ``reduces``: the strategy
+    all-reduces each of them in every step, with times.
     """
 
     rank: int
@@ -72,8 +70,8 @@ def trace_steps(
     """Train ``worker`` up to ``first_step``, then ``num_steps`` steps under the
     profiler; call it on all ranks.
 
-    Ops shorter than ``shortest_us`` microseconds are left out. DDP rebuilds its buckets
-    after step 0, so a ``first_step`` of 3 or more has them as they stay.
+    Ops shorter than ``shortest_us`` microseconds are omitted. DDP rebuilds its buckets
+    after step 0, so choose a ``first_step`` of 3 or more for its final buckets.
     """
     train(worker, range(first_step - 1))
     observer = PhaseMarks(worker)
@@ -81,11 +79,11 @@ def trace_steps(
     if worker.device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
     with profile(activities=activities) as profiler:
-        # the first step under a profiler is a slow one, and is not shown
+        # the first step under a profiler is slow, so it is not shown
         train(worker, [first_step - 1])
         worker.observer = observer
         train(worker, range(first_step, first_step + num_steps))
-    # what ends on another thread than it began fits on the track of neither
+    # a span that ends on another thread fits on neither track
     events = [event for event in profiler.events() or () if not event.is_async]
     spans = within_steps(spans_of(events))
     promises = worker.sync.guarantees.promises
@@ -103,14 +101,14 @@ def trace_steps(
 
 
 def is_long(span: Span, shortest_us: float) -> bool:
-    """Whether ``span`` is to be shown: steps and phases always are."""
+    """Return true if ``span`` is to be shown: steps and phases always are."""
     return span.kind != "op" or span.end_ns - span.begin_ns >= 1000 * shortest_us
 
 
 def spans_of(events: Iterable[Any]) -> list[Span]:
-    """The profiler's ``events`` (``FunctionEvent``, times in microseconds with three
-    decimals), what holds others before them; each on the track of its thread or of its
-    GPU's stream.
+    """Convert the profiler's ``events`` (``FunctionEvent``, times in microseconds with
+    three decimals) to spans, enclosing spans first, each on the track of its thread or
+    GPU stream.
     """
     by_track: dict[tuple[str, int, int], list[Any]] = {}
     for event in events:
@@ -130,7 +128,7 @@ def _track(place: tuple[str, int, int], names: set[str], index: int) -> str:
         return f"GPU {device}, stream {stream}"
     if any(name.startswith(PREFIX) for name in names):
         return MAIN
-    # only with a GPU; else backward is on the thread that asks for it
+    # only with a GPU; else backward runs on the calling thread
     if any(name.startswith(NODE) for name in names):
         return f"backward, thread {index}"
     return f"thread {index}"
@@ -139,7 +137,7 @@ def _track(place: tuple[str, int, int], names: set[str], index: int) -> str:
 def _span(event: Any, track: str) -> Span:
     name = event.name.removeprefix(PREFIX)
     kind: Kind = "op"
-    # a GPU's streams have copies of ours
+    # GPU streams have copies of our spans
     if track == MAIN and name != event.name:
         kind = "step" if name.startswith("step ") else "phase"
     begin, end = event.time_range.start, event.time_range.end
@@ -147,15 +145,15 @@ def _span(event: Any, track: str) -> Span:
 
 
 def within_steps(spans: Sequence[Span]) -> list[Span]:
-    """Those between the beginning of the first step and the end of the last."""
+    """Return the spans between the start of the first step and the end of the last."""
     steps = [span for span in spans if span.kind == "step"]
     first, last = min(s.begin_ns for s in steps), max(s.end_ns for s in steps)
     return [s for s in spans if first <= s.begin_ns and s.end_ns <= last]
 
 
 def readings_of(spans: Iterable[Span], marks: Sequence[Mark]) -> list[Readings]:
-    """Both clocks at each end of our own among ``spans``, of which ``marks`` has the
-    readings, in the same order.
+    """Return both clocks at each end of our ``spans``, whose readings are in ``marks``,
+    in the same order.
     """
     own = [span for span in spans if span.kind != "op"]
     readings = []
@@ -167,12 +165,12 @@ def readings_of(spans: Iterable[Span], marks: Sequence[Mark]) -> list[Readings]:
 
 
 def reductions_of(buckets: dict[int, list[BucketEvent]]) -> list[Span]:
-    """The buckets of each step, from handed over to reduced; those without times (GPU)
-    are left out. What is under way at once lies on tracks of its own.
+    """Return the buckets of each step, from handover to completion; buckets without
+    times (GPU) are omitted. Concurrent ones are on separate tracks.
     """
     spans: list[Span] = []
     for step, events in buckets.items():
-        # when each track is free again
+        # end of the last bucket on each track
         free: list[int] = []
         for number, event in enumerate(events, start=1):
             if event.called_ns is None or event.done_ns is None:

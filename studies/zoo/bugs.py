@@ -1,10 +1,11 @@
-"""Real data-parallel bugs, each injected in a rank without touching what is tested.
+"""Real data-parallel bugs, each injected in a rank without changing the code under
+test.
 
-An injection is called in every rank before its first step and spoils its worker at one
-of these points: ``batches`` (what it reads and its loss), ``weighted`` (what a loss
-counts), ``optimizer``, ``sync`` (the strategy), ``sync.module`` (what is called),
-``sync.factor`` and ``sync.on_bucket`` (what DDP does with a bucket). ``BUGS`` says
-where each was met, which check is meant to catch it, and what the locator says.
+An injection is called in every rank before its first step and modifies its worker at
+one of these points: ``batches`` (data and loss), ``weighted`` (targets of a loss),
+``optimizer``, ``sync`` (the strategy), ``sync.module`` (the module called),
+``sync.factor`` and ``sync.on_bucket`` (DDP's handling of a bucket). ``BUGS`` lists the
+source of each bug, the check that must catch it, and the locator's cause.
 """
 
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from minitrain.sync.stock import StockDDP
 from minitrain.train.run import Inject
 from minitrain.train.worker import Worker
 
-# from this step on, or at it, where a bug does not begin with the first step
+# step at or from which a bug is active, if not the first
 LATER = 3
 STEPS_PER_EPOCH = 4
 VICTIM = 1
@@ -30,9 +31,9 @@ VICTIM = 1
 
 @dataclass(frozen=True)
 class Bug:
-    """``check`` catches it, at step ``step``; the locator's cause contains ``cause``
-    (empty: it alters nothing that is computed). ``last_step`` is the last one that is
-    not an error.
+    """Bug that ``check`` catches at ``step``; the locator's cause contains ``cause``
+    (empty if no result changes). ``last_step`` is the last step before the bug raises
+    an error.
     """
 
     inject: Inject
@@ -45,26 +46,26 @@ class Bug:
 
     @property
     def name(self) -> str:
-        """The inject's."""
+        """Name of the injection."""
         return self.inject.__name__
 
     def steps(self, wanted: int) -> int:
-        """``wanted``, or as many as come before an error."""
+        """Return ``wanted``, or the number of steps before an error."""
         return wanted if self.last_step is None else self.last_step + 1
 
 
 def wrapper_bypassed(worker: Worker) -> None:
-    """The loss is computed with the plain module, so DDP never hears of it."""
+    """Compute the loss with the plain module, bypassing DDP."""
     worker.sync.module = unwrap(worker.sync.module)
 
 
 def sum_for_mean(worker: Worker) -> None:
-    """The all-reduce adds up, and nobody divides."""
+    """Sum gradients over ranks without dividing."""
     _stock(worker).factor = 1.0
 
 
 def scaled_loss(worker: Worker) -> None:
-    """The loss is multiplied by a constant."""
+    """Multiply the loss by a constant."""
     right = worker.batches.loss
 
     def loss(model: torch.nn.Module, inputs: Any) -> Tensor:
@@ -74,25 +75,25 @@ def scaled_loss(worker: Worker) -> None:
 
 
 def learning_rate_divided(worker: Worker) -> None:
-    """The learning rate is divided by the number of processes."""
+    """Divide the learning rate by the number of processes."""
     for group in worker.optimizer.param_groups:
         group["lr"] /= worker.world_size
 
 
 def mean_of_means(worker: Worker) -> None:
-    """Each rank's mean counts the same, however many targets it has."""
+    """Weight the means of all ranks equally, regardless of their targets."""
     _set(worker, weighted=lambda loss, micro_batch: loss)
 
 
 def group_of_one(worker: Worker) -> None:
-    """Each rank reduces in a group of its own."""
+    """Reduce on each rank in a group of size one."""
     groups = [dist.new_group([rank]) for rank in range(worker.world_size)]
     tuning = worker.sync.tuning
     worker.sync = StockDDP(worker.model, tuning, group=groups[worker.rank])
 
 
 def missing_broadcast(worker: Worker) -> None:
-    """One rank starts from its own weights."""
+    """Start one rank from different weights."""
     if worker.rank == VICTIM:
         with torch.no_grad():
             for parameter in worker.model.parameters():
@@ -100,12 +101,12 @@ def missing_broadcast(worker: Worker) -> None:
 
 
 def buffers_not_synchronized(worker: Worker) -> None:
-    """Rank 0's buffers are not broadcast before the forward pass."""
+    """Skip the broadcast of rank 0's buffers before the forward pass."""
     _stock(worker).ddp.broadcast_buffers = False
 
 
 def optimizer_state_not_restored(worker: Worker) -> None:
-    """A resumed run whose optimizer begins anew."""
+    """Resume with a new optimizer."""
 
     def clear(step: int, batch: MicroBatch) -> MicroBatch:
         if step == LATER:
@@ -116,7 +117,7 @@ def optimizer_state_not_restored(worker: Worker) -> None:
 
 
 def duplicate_samples(worker: Worker) -> None:
-    """A sampler that fills up with samples that are there already."""
+    """Pad with duplicate samples."""
 
     def double(step: int, batch: MicroBatch) -> MicroBatch:
         if worker.rank != VICTIM or len(batch.digests) < 2:
@@ -131,12 +132,12 @@ def duplicate_samples(worker: Worker) -> None:
 
 
 def missing_set_epoch(worker: Worker) -> None:
-    """The order of the first epoch, again and again."""
+    """Repeat the order of the first epoch in every epoch."""
     _read_another_step(worker, lambda step: step % STEPS_PER_EPOCH)
 
 
 def redundant_sync(worker: Worker) -> None:
-    """Gradients that are averaged already are averaged once more."""
+    """Average gradients that are already averaged."""
     sync = _stock(worker)
     reduce = sync.on_bucket
 
@@ -151,7 +152,7 @@ def redundant_sync(worker: Worker) -> None:
 
 
 def missing_last_sync(worker: Worker) -> None:
-    """The step at the end of an accumulation does not synchronize."""
+    """Skip synchronization in the last step of an accumulation."""
 
     def skip(step: int, batch: MicroBatch) -> MicroBatch:
         _stock(worker).ddp.require_backward_grad_sync = step != LATER
@@ -161,7 +162,7 @@ def missing_last_sync(worker: Worker) -> None:
 
 
 def mismatched_bucket_order(worker: Worker) -> None:
-    """One rank lays its gradients into the bucket in another order."""
+    """Fill the bucket of one rank in a different order."""
     sync = _stock(worker)
     reduce = sync.on_bucket
 
@@ -177,17 +178,17 @@ def mismatched_bucket_order(worker: Worker) -> None:
 
 
 def another_data_seed(worker: Worker) -> None:
-    """One rank shuffles with a seed of its own."""
+    """Shuffle one rank with a different seed."""
     if worker.rank == VICTIM:
         _read_another_step(worker, lambda step: step + 1)
 
 
 def unused_parameter(worker: Worker) -> None:
-    """A parameter without gradient: its bucket waits for it, and step 0 passes."""
+    """Leave a parameter without gradient, so that only step 0 succeeds."""
 
 
 def low_precision_reduce(worker: Worker) -> None:
-    """Gradients travel in bfloat16."""
+    """Reduce gradients in bfloat16."""
     sync = _stock(worker)
     reduce = sync.on_bucket
 

@@ -22,14 +22,14 @@ def main() -> None:
     result = read_json(STUDY / "zoo.json")
     draw_matrix(result)
     draw_losses(result)
-    # For the report of the pipeline, but as no output of this stage: else `dvc repro`
-    # of the pipeline would run the study.
+    # Written for the pipeline's report, but not an output of this stage, or else `dvc
+    # repro` of the pipeline would run the study.
     write_json(STUDY.parents[1] / "metrics/zoo.json", digest(result))
 
 
 def draw_matrix(result: dict[str, Any]) -> None:
     bugs = result["bugs"]
-    # a bug that breaks a rung can leave those above it out
+    # a bug that breaks a rung can skip the rungs above it
     most = sorted(bugs.values(), key=lambda bug: -len(bug["verdicts"]))
     checks = list(dict.fromkeys(check for bug in most for check in bug["verdicts"]))
     met = sum(bug["verdicts"][bug["check"]] == "breach" for bug in bugs.values())

@@ -1,4 +1,4 @@
-"""Inject every bug of the zoo, and none in clean runs; record what each check says."""
+"""Inject every bug of the zoo, and none for clean runs; record each check's result."""
 
 import itertools
 from dataclasses import replace
@@ -28,7 +28,7 @@ OPTIMIZERS: tuple[OptimizerName, ...] = ("adamw", "sgd")
 def main() -> None:
     study = load_study(STUDY, Zoo)
     steps = study.num_loss_steps
-    # Models of other seeds show how far apart curves lie that no bug has touched.
+    # Models with other seeds show the variation of loss curves without a bug.
     seeds = range(study.num_seeds)
     clean_losses: dict[str, list[list[float]]] = {model: [] for model in MODELS}
     pairs = list(itertools.product(MODELS, seeds))
@@ -67,8 +67,7 @@ def described(ladder: Ladder) -> dict[str, Any]:
 def losses(
     model: str, steps: int, inject: Inject | None = None, seed: int = 0
 ) -> list[float]:
-    # The same data for all seeds: only the model's start differs.
-    # A clean run lets DDP look for unused parameters, so that it has all its steps.
+    # The same data for all seeds; only the initial weights differ.
     tuning = Defaults(find_unused_parameters=inject is None)
     trial = replace(make_run(model, steps=steps), seed=seed, tuning=tuning)
     run = run_ranks(trial, WORLD_SIZE, inject)

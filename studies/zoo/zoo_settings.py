@@ -1,4 +1,4 @@
-"""What studies/zoo/params.yaml may say."""
+"""Schema of studies/zoo/params.yaml."""
 
 from typing import Annotated
 

@@ -196,7 +196,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"loss": lambda model, batch: squares(model, batch).detach()},
-        f"model: no parameter of it can be trained by {GIVEN}, which has no grad",
+        f"model: none of its parameters can be trained by {GIVEN}, which has no grad",
     ),
     (
         {"loss": lambda model, batch: model(x=1)},

@@ -139,7 +139,7 @@ def test_rank_that_dies_is_named() -> None:
     assert not found.ok
     detail = found.checks[-1].detail
     assert detail.startswith("the ranks failed: rank 2 (")
-    assert detail.endswith("): ended with exit code 3")
+    assert detail.endswith("): exited with code 3")
     assert "wrong   collectives" in in_words(found)
     # nothing probed is nothing well
     assert not Examination([Check("torch", "fine", "")], []).ok

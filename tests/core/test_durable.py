@@ -1,5 +1,5 @@
-"""A writer that dies at any call into the operating system, and a full disk. Stages on
-one: project/test_disk_full.py.
+"""Writers killed at any system call, and a full disk. Stages on a full disk:
+project/test_disk_full.py.
 """
 
 import errno
@@ -17,8 +17,8 @@ from project import run_python
 from minitrain.core.errors import UserError, describe_os_error, is_disk_full
 from minitrain.core.files import atomic_path, open_atomic, writing
 
-# A process without torch, which forks one child for every moment to die at. Prints how
-# many there were, and every one after which something was wrong.
+# A process without torch that forks one child for every system call to die at. Prints
+# the number of calls, and each call after which the state was wrong.
 DIE_EVERYWHERE = """
 import builtins, os, shutil, sys
 from pathlib import Path
@@ -141,7 +141,7 @@ def test_only_what_dead_processes_of_this_host_left_is_removed(tmp_path: Path) -
 
 
 def test_link_to_a_folder_is_replaced_and_not_what_it_leads_to(tmp_path: Path) -> None:
-    """DVC may put links into its cache where outputs were."""
+    """DVC may replace outputs by links into its cache."""
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache/kept").touch()
     (tmp_path / "out").symlink_to("cache")
@@ -187,7 +187,7 @@ FULL = Path("/dev/full")
 
 @pytest.mark.parametrize("buffering", [0, -1])
 def test_found_behind_what_torch_makes_of_it(tmp_path: Path, buffering: int) -> None:
-    """Else the line would be "unexpected pos 64 vs 0"."""
+    """Otherwise the message would be "unexpected pos 64 vs 0"."""
     full = r"out\.pt: no space left on the disk"
     with (
         pytest.raises(UserError, match=full),

@@ -32,14 +32,14 @@ def raising(error: BaseException) -> Callable[[], NoReturn]:
 def outcome(
     main: Callable[[], None], capsys: pytest.CaptureFixture[str]
 ) -> tuple[object, str]:
-    """Exit code and stderr of a stage that fails."""
+    """Return exit code and stderr of a stage that fails."""
     with pytest.raises(SystemExit) as raised:
         run_stage(main)
     return raised.value.code, capsys.readouterr().err
 
 
 def test_garbage_is_looked_for_once_all_is_imported() -> None:
-    """Not before: what modules make is none. Ranks are started with -m, too."""
+    """Not during import, which creates none. Ranks are started with -m, too."""
     see = "import gc; print(gc.isenabled())"
     loading = [sys.executable, "-c", f"import stages.corpus; {see}"]
     assert subprocess.check_output(loading, cwd=ROOT, text=True) == "True\n"
@@ -131,10 +131,10 @@ def test_python_without_packages_and_a_folder_without_a_project_are_one_line(
     }
     needed = [modules.get(name, name) for name in project["dependencies"]]
     needed.remove("dvc")
-    lacks = f" lacks {', '.join(needed)}: run `make`"
+    missing = f": missing packages {', '.join(needed)}: run `make`"
     for words, folder, line in (
-        (("-S", *module), ROOT, lacks),
-        (("-S", *command), ROOT, lacks),
+        (("-S", *module), ROOT, missing),
+        (("-S", *command), ROOT, missing),
         (module, tmp_path, f"error: params.yaml: not in {tmp_path}: run this in the "),
         (command, tmp_path, f"error: params.yaml: not in {tmp_path}: run this in the "),
     ):

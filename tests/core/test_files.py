@@ -1,4 +1,4 @@
-"""Writing files: all or nothing, whatever happens in between."""
+"""Atomic writing of files."""
 
 import math
 import os
@@ -35,17 +35,17 @@ from minitrain.train.step_record import load_tensors
 
 
 class Interrupted(Exception):
-    """Stands for whatever goes wrong while a file is being written."""
+    """Any error while a file is being written."""
 
 
 def contents(folder: Path) -> dict[str, str]:
-    """Every file below ``folder`` with its text, hidden ones too."""
+    """Return every file below ``folder``, including hidden ones, with its text."""
     files = (path for path in folder.rglob("*") if path.is_file())
     return {path.relative_to(folder).as_posix(): path.read_text() for path in files}
 
 
 def write(path: Path, text: str, *, as_folder: bool, fail: bool = False) -> None:
-    """Write a file, or a folder with one, and fail when half of it is there."""
+    """Write a file, or a folder with one, and fail halfway."""
     with atomic_path(path) as temporary:
         if as_folder:
             temporary.mkdir()
@@ -57,7 +57,7 @@ def write(path: Path, text: str, *, as_folder: bool, fail: bool = False) -> None
 
 @pytest.mark.parametrize("as_folder", [False, True])
 def test_all_or_nothing_is_there(tmp_path: Path, as_folder: bool) -> None:
-    # parents are made
+    # parents are created
     path = tmp_path / "b" / "c"
     found = "b/c/inside" if as_folder else "b/c"
     with pytest.raises(Interrupted):
@@ -66,10 +66,10 @@ def test_all_or_nothing_is_there(tmp_path: Path, as_folder: bool) -> None:
     write(path, "old", as_folder=as_folder)
     assert contents(tmp_path) == {found: "old"}
     with pytest.raises(FileNotFoundError), atomic_path(path):
-        # a body that writes nothing costs nothing
+        # a body that writes nothing keeps the old file
         pass
     if as_folder:
-        # goes with all that was in it
+        # removed with its content
         (path / "more").touch()
     before = contents(tmp_path)
     with pytest.raises(Interrupted):
@@ -110,7 +110,7 @@ def test_json_is_readable_text_and_jsonl_an_object_a_line(tmp_path: Path) -> Non
 
 
 def readers(path: Path) -> list[Callable[[], object]]:
-    """All that reads a file of a project, of ``path``."""
+    """Return all functions that read a project file."""
     return [
         lambda: read_json(path),
         lambda: read_jsonl(path),
@@ -126,9 +126,7 @@ def readers(path: Path) -> list[Callable[[], object]]:
 
 
 def test_nothing_but_a_regular_file_is_read(tmp_path: Path) -> None:
-    """A pipe, which would be waited for, and a device that has no end; a pipe in a
-    checkpoint is damage.
-    """
+    """A pipe would block, a device has no end; a pipe in a checkpoint is damage."""
     pipe = tmp_path / "pipe.py"
     os.mkfifo(pipe)
     refused = "regular file|no such file|No module named"
@@ -143,7 +141,7 @@ def test_nothing_but_a_regular_file_is_read(tmp_path: Path) -> None:
 
 
 def test_what_is_too_large_is_refused_before_it_is_read(tmp_path: Path) -> None:
-    """Sparse files: they take no room, and their zeros would take all memory."""
+    """Sparse files use no disk space, but would fill memory."""
     huge = tmp_path / "huge.py"
     huge.touch()
     os.truncate(huge, 1 << 40)
@@ -169,7 +167,7 @@ def test_what_is_damaged_is_one_line(tmp_path: Path) -> None:
     table.write_text("run,ms\ngloo-1,1.5\n")
     assert [*read_csv(table, "ms")["run"]] == ["gloo-1"]
     assert "damaged" in refusal(read_csv, table, "seconds")
-    # cut within a line
+    # truncated within a line
     table.write_text("run,ms\ngloo-1,1")
     assert "its end is missing" in refusal(read_csv, table)
     deep = "[" * 5_000 + "\n"
@@ -188,7 +186,7 @@ def test_what_is_damaged_is_one_line(tmp_path: Path) -> None:
 def test_what_nests_without_end_is_one_line(tmp_path: Path) -> None:
     deep = tmp_path / "deep.json"
     deep.write_text("[" * 100_000 + "\n")
-    # lists of lists by aliases: a short file that means billions of numbers
+    # nested aliases: a short file that expands to billions of numbers
     nested = ["&a0 [1, 2]"]
     nested += [f"&a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 12)]
     lists = "".join(f"\n  - {line}" for line in nested)
@@ -203,11 +201,11 @@ def test_what_nests_without_end_is_one_line(tmp_path: Path) -> None:
 
 
 def test_verify_waits_for_no_pipe_and_reads_no_device(tmp_path: Path) -> None:
-    """In the place of each kind of file: one line."""
+    """One line for each kind of file."""
     for name in ("a.pt", "a.safetensors", "r/rank-0.jsonl", "i/m.index.json"):
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
         os.mkfifo(path)
         given = path.parent if path.parent != tmp_path else path
-        assert "is no regular file" in refusal(run, ["verify", *[str(given)] * 2])
-    assert "is no regular file" in refusal(run, ["verify", *["/dev/zero"] * 2])
+        assert "is not a regular file" in refusal(run, ["verify", *[str(given)] * 2])
+    assert "is not a regular file" in refusal(run, ["verify", *["/dev/zero"] * 2])

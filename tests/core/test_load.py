@@ -1,4 +1,4 @@
-"""How busy the machine was: injected readings, and a machine that really is."""
+"""CPU load: injected readings, and a busy machine."""
 
 import subprocess
 import sys
@@ -15,7 +15,7 @@ QUIET = {"others_share": 0.02, "steal_share": 0.01}
 
 
 def stat(*cores: tuple[int, int]) -> str:
-    """A /proc/stat in which each core computed, and was stolen, so many seconds."""
+    """Return a /proc/stat with these busy and stolen seconds per core."""
     rows = [
         f"cpu{number} {50 * busy} {30 * busy} {20 * busy} 7 7 7 7 {100 * steal} 0 0"
         for number, (busy, steal) in enumerate(cores)
@@ -25,7 +25,7 @@ def stat(*cores: tuple[int, int]) -> str:
 
 @pytest.fixture
 def proc_stat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The readings of three cores, of which this process may use the first two."""
+    """Readings of three cores, of which this process may use the first two."""
     path = tmp_path / "stat"
     path.write_text(stat((10, 1), (20, 2), (90, 90)))
     monkeypatch.setattr(load, "PROC_STAT", path)
@@ -84,7 +84,7 @@ def test_limits(others: float, steal: float, spread: float, why: str | None) -> 
 
 
 def measured_s(seconds: float) -> Usage:
-    """What this process uses, and sees, while it computes for some time."""
+    """Compute for some time; return this process's usage and view of the load."""
     before = Usage.now()
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
@@ -94,7 +94,7 @@ def measured_s(seconds: float) -> Usage:
 
 @pytest.mark.skipif(not load.PROC_STAT.exists(), reason="Linux only")
 def test_machine_whose_cores_are_taken_is_named() -> None:
-    # a process for each core that does nothing but compute
+    # one busy process per core
     burn = "import time\nend = time.time() + 60\nwhile time.time() < end: pass"
     count = load.usable_cores()
     burning = [subprocess.Popen([sys.executable, "-c", burn]) for _ in range(count)]
@@ -105,14 +105,14 @@ def test_machine_whose_cores_are_taken_is_named() -> None:
         for process in burning:
             process.kill()
             process.wait()
-    # one process computes beside as many as there are cores: they get most of the time
+    # this process competes with as many as there are cores: they get most of the time
     assert found["others_share"] > 0.3
     assert "other processes used" in str(why_busy(found, 0.0))
 
 
 @pytest.mark.skipif(not load.PROC_STAT.exists(), reason="Linux only")
 def test_computing_of_children_is_own_where_it_is_asked_for() -> None:
-    """As in a study whose ranks are processes that it starts and sees end."""
+    """As in a study that starts ranks and waits for their exit."""
     burn = "import time\nwhile time.process_time() < 1: pass"
     before = {both: Usage.now(with_children=both) for both in (False, True)}
     subprocess.run([sys.executable, "-c", burn], check=True)

@@ -1,4 +1,4 @@
-"""params.yaml: what is read, and the one line that each mistake gives."""
+"""Reading of params.yaml, and the line for each mistake."""
 
 from itertools import product
 from pathlib import Path
@@ -15,7 +15,7 @@ TEXT = PARAMS_FILE.read_text(encoding="utf-8")
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """A copy of the parameters of the tests."""
+    """Return a copy of the tests' parameters."""
     path = tmp_path / "params.yaml"
     path.write_text(TEXT, encoding="utf-8")
     return path
@@ -36,7 +36,7 @@ def test_what_is_read_is_frozen() -> None:
 
 
 def test_every_way_to_write_a_number_is_read_as_one(path: Path) -> None:
-    """YAML 1.1 readers take 3e-4 for text."""
+    """YAML 1.1 readers parse 3e-4 as text."""
     for written in ("3e-4", "3E-4", "3.0e-4", "0.0003", ".0003"):
         rate = f"learning_rate: {written}"
         path.write_text(TEXT.replace("learning_rate: 0.0003", rate))
@@ -46,7 +46,7 @@ def test_every_way_to_write_a_number_is_read_as_one(path: Path) -> None:
 def test_runs_are_named_by_backend_and_size(path: Path) -> None:
     params = changed(path, gloo__world_sizes=[4, 2], nccl__world_sizes=[8, 2])
     assert params.runs() == {"gloo-4": 4, "gloo-2": 2, "nccl-8": 8, "nccl-2": 2}
-    # one, and each size once
+    # 1, and each size once
     assert params.all_world_sizes() == [1, 2, 4, 8]
 
 
@@ -76,22 +76,22 @@ def test_value_that_is_taken(path: Path) -> None:
             section, name = key.split(".")
             assert getattr(getattr(load_params(path), section), name) == value
         if isinstance(values[-1], int | float):
-            # it is the largest
+            # this value is the maximum
             assert f"{key} = " in line_of(path, {key: values[-1] + 1})
 
 
 BOTH = (
-    "train.num_steps = 100: must be null where num_epochs = 2: set either num_steps or "
+    "train.num_steps = 100: must be null if num_epochs = 2: set either num_steps or "
     "num_epochs to null"
 )
 A_NAME = "must be a name in model.file, or package.module:"
 A_SOURCE = "must be a .csv, .txt or .jsonl file"
-# a key, its value in the file, and what the line says after "key = "; what all keys
-# have in common is in test_schema.py
+# key, its value in the file, and the line after "key = "; rules for all keys are in
+# test_schema.py
 VALUES = [
     ("train.num_steps", 10.0, "10.0: must be an integer"),
     ("equivalence.atol", True, "true: must be a number"),
-    ("environment.torch", 2.13, "2.13: must be text, in quotes where it looks"),
+    ("environment.torch", 2.13, "2.13: must be text, in quotes if it looks"),
     ("train", [1], "[1]: must be a section, which holds keys"),
     ("train", None, "null: must be"),
     ("train.learning_rate", float("nan"), "nan: must be a finite number"),
@@ -106,7 +106,7 @@ VALUES = [
     ("corpus.source", "texts.xml", f"'texts.xml': {A_SOURCE}"),
     ("train.optimizer", "adam", "'adam': must be 'adamw' or 'sgd'"),
     ("shard.long_samples", "drop", "'drop': must be 'split' or 'cut'"),
-    ("train.num_steps", None, "null: must be a number where num_epochs is null"),
+    ("train.num_steps", None, "null: must be a number if num_epochs is null"),
     ("train.num_epochs", 2, None),
     ("train.optimizer", "SGD", "'SGD': must be 'adamw' or 'sgd' (did you mean sgd?)"),
     ("train.num_warmup_steps", 100, "100: must be below the number of steps, 100"),
@@ -120,7 +120,7 @@ VALUES = [
 
 
 def line_of(path: Path, changes: dict[str, Any]) -> str:
-    """How the tests' params.yaml with ``changes`` is refused."""
+    """Return the error for the tests' params.yaml with ``changes``."""
     path.write_text(TEXT)
     set_params(path.parent, changes)
     return refusal(load_params, path)
@@ -170,7 +170,7 @@ NUMBERS = {
 
 
 def test_number_that_no_c_type_takes_is_one_line(path: Path) -> None:
-    """Torch and gloo answered with tracebacks, and with limits that had passed."""
+    """Torch and gloo fail with tracebacks, and with timeouts in the past."""
     many, much = 10**19, 1e300
     for key, number in NUMBERS.items():
         value = much if isinstance(number, float) or key.endswith("_mb") else many

@@ -1,4 +1,4 @@
-"""No name, key or line from elsewhere reaches a terminal as control characters."""
+"""Escaping of control characters in untrusted text."""
 
 import sys
 from collections.abc import Callable
@@ -12,14 +12,14 @@ from minitrain.core.errors import RankError, run_stage
 from minitrain.core.params import load_params
 from minitrain.core.printable import LONGEST_LINE, as_lines, printable
 
-# a title, a color by C1, a reordered and a hidden character, a line of its own
+# a title, a color by C1, a reordered and a hidden character, a line break
 ATTACK = "\x1b]0;x\x07\x9b31m\u202e\u2066\u200b\r\x7fx"
 FORGED = f"{ATTACK}\nequal: all\n{'n' * 5000}"
 SHOWN = r"\x1b]0;x\x07\x9b31m\u202e\u2066\u200b"
 
 
 def test_text_of_people_stays_and_what_acts_on_a_terminal_is_spelt_out() -> None:
-    """Accents, other scripts, emoji, paths and JSON: no false alarm."""
+    """Accents, other scripts, emoji, paths and JSON are not escaped."""
     for line in ("", "  naïve Müller 你好 😀", "a/b c: [1, 2] = 'x'\\n", "x" * 200):
         assert printable(line) == line
     assert as_lines(["a", "b\nc"]) == "a\nb\\nc"
@@ -63,7 +63,7 @@ COMMANDS: dict[str, Callable[[Path], list[str]]] = {
 def harmless(output: str) -> None:
     lines = output.split("\n")
     assert all(line.isprintable() for line in lines), lines
-    # some characters are spelt out
+    # some characters are escaped
     assert max(map(len, lines)) <= 2 * LONGEST_LINE
     assert not [line for line in lines if line.startswith("equal: all")]
 

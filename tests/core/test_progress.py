@@ -1,4 +1,4 @@
-"""Progress on stderr: a bar on a terminal, seldom a line elsewhere."""
+"""Progress on stderr: a bar on a terminal, rare lines elsewhere."""
 
 import io
 import sys
@@ -11,14 +11,14 @@ from minitrain.core.progress import progress
 
 
 class Terminal(io.StringIO):
-    """A stderr that says it is a terminal."""
+    """Stderr that claims to be a terminal."""
 
     def isatty(self) -> bool:
         return True
 
 
 class Clock:
-    """A clock that only work moves on."""
+    """Clock that advances by work only."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -32,14 +32,14 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The clock that bars read."""
+    """Replace the clock that bars read."""
     clock = Clock()
     monkeypatch.setattr(tqdm.std, "time", lambda: clock.now)
     return clock
 
 
 def lines_of(items: Iterator[int], capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """What stderr holds after all ``items`` are done."""
+    """Return the stderr after all ``items`` are done."""
     for _ in items:
         pass
     out, err = capsys.readouterr()
@@ -54,9 +54,9 @@ def test_lines_say_how_far_it_is(
 ) -> None:
     items = progress(clock.work(33, 1.0), "gloo-2 [tcp]", total=33)
     done = [line.rpartition(" [")[0] for line in lines_of(items, capsys)]
-    # an item a second, a line every five, and one for the end
+    # one item per second, one line every five, and one at the end
     assert done == [f"gloo-2 [tcp]: {n}/33" for n in (5, 10, 15, 20, 25, 30, 33)]
-    # the last item comes when a line is due: the end is said once
+    # the last item coincides with a line: the end is printed once
     lines = lines_of(progress(clock.work(10, 5.0), "ten", total=10), capsys)
     ends = [line.rpartition(" [")[0] for line in lines][-2:]
     assert ends == ["ten: 9/10", "ten: 10/10"]
@@ -65,7 +65,7 @@ def test_lines_say_how_far_it_is(
 def test_items_that_become_slow(
     clock: Clock, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """After many fast items a bar must not wait for as many slow ones."""
+    """After many fast items a bar must not skip as many slow ones."""
 
     def work() -> Iterator[int]:
         yield from clock.work(100_000, 0.0001)

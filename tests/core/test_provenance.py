@@ -1,4 +1,4 @@
-"""Where a measurement was made, and that only one machine's are compared."""
+"""Provenance of measurements, and rejection of mixed machines."""
 
 import hashlib
 import os
@@ -90,7 +90,7 @@ def git(folder: Path, *arguments: str) -> None:
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A project of one stage and one study, committed."""
+    """Create a committed project with one stage and one study."""
     for name, text in {
         ".dvc/config": "",
         "dvc.yaml": STAGES,
@@ -136,7 +136,7 @@ stages:
 
 
 def md5sums(folder: Path, *names: str) -> str:
-    """SHA-256 of what ``md5sum`` prints for files, in the order of their names."""
+    """Return the SHA-256 of the output of ``md5sum`` for files, sorted by name."""
     md5 = [hashlib.md5((folder / name).read_bytes()).hexdigest() for name in names]
     lines = [f"{one}  {name}\n" for one, name in zip(md5, names, strict=True)]
     return hashlib.sha256("".join(lines).encode()).hexdigest()
@@ -176,16 +176,16 @@ def test_a_script_of_no_stage_has_no_code(project: Path, tmp_path: Path) -> None
     assert code_sha256(project / "stages/unknown.py") is None
     (project / "dvc.yaml").unlink()
     assert code_sha256(project / "stages/train.py") is None
-    # outside of a project
+    # outside a project
     assert code_sha256(Path("/nowhere/train.py")) is None
 
 
 def test_commit_is_dirty_only_where_code_differs(project: Path) -> None:
-    # that of the script, wherever it runs
+    # the script's commit, from any working folder
     train = project / "stages/train.py"
     commit = provenance(train)["git_commit"]
     assert re.fullmatch(r"[0-9a-f]{40}", commit)
-    # what DVC removes before a stage runs, and what is edited at any time
+    # outputs that DVC removes, and files edited at any time
     (project / "metrics.json").unlink()
     (project / "data/rows.csv").write_text("2\n")
     (project / "notes.txt").write_text("new")

@@ -1,4 +1,4 @@
-"""YAML as validated objects, on a file of two sections made up here."""
+"""Validated objects from YAML, with a made-up file of two sections."""
 
 import pickle
 import re
@@ -120,7 +120,7 @@ def test_every_mistake_has_its_line_the_causes_first(tmp_path: Path) -> None:
         f"{path}: oven.trays = 0: must be a list, such as [1, 2]",
         f"{path}: oven.hours = -1: must be greater than 0",
     ]
-    # more are counted
+    # the rest is counted
     path = written(tmp_path, trays=str([0] * 30))
     with pytest.raises(UserError) as raised:
         load(path, Kitchen)
@@ -160,7 +160,7 @@ def test_file_that_is_no_set_of_sections(tmp_path: Path) -> None:
 def test_problem_shows_a_long_value_short_and_travels_from_a_rank() -> None:
     assert str(Problem("a", None, "b")) == "a = null: must be b"
     assert str(Problem("a", [True, 1], "b")) == "a = [true, 1]: must be b"
-    # the middle is left out: 28 characters, three dots, 28 characters
+    # the middle is omitted: 28 characters, three dots, 28 characters
     long = str(Problem("a", "x" * 99, "b"))
     assert long == f"a = '{'x' * 27}...{'x' * 27}': must be b"
     problem = Problem("sizes", [1, None], "a list of numbers")

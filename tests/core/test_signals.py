@@ -1,4 +1,4 @@
-"""A stage that is told to end cleans up and prints one line; it ends with its DVC."""
+"""Stages clean up on a signal, print one line, and exit with DVC."""
 
 import os
 import signal
@@ -48,7 +48,7 @@ def start(folder: Path) -> subprocess.Popen[str]:
 
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
-    """A process that was told to end stays deaf: not this one."""
+    """Restore the handlers, since a signaled process ignores later signals."""
     before = {s: signal.getsignal(s) for s in signals.STOPS}
     yield
     for one, how in before.items():
@@ -94,13 +94,13 @@ def test_handlers_outside_of_a_stage_and_in_a_rank(
     with stoppable():
         assert [signal.getsignal(s) for s in signals.STOPS] != before
     assert [signal.getsignal(s) for s in signals.STOPS] == before
-    # a rank exits at once
+    # a rank exits immediately
     monkeypatch.setenv(LAUNCHER_PID, str(os.getppid()))
     with stoppable():
         assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
-# what DVC does: a shell that becomes the stage, with the name of the stage
+# like DVC: a shell that execs the stage, with its name
 DVC = """
 import os, subprocess, sys
 variables = {**os.environ, "DVC_STAGE": "train@2"}
@@ -108,7 +108,7 @@ subprocess.call(f"exec sh stage {sys.argv[1]}", shell=True, env=variables)
 """
 # as stages/python does
 SHELL = f"""export {STAGE}="$$ $PPID"; exec {sys.executable} "$@" """
-# a stage that a signal or the end of DVC meets while it imports
+# a stage that gets a signal, or loses DVC, during imports
 IMPORTS = """
 import minitrain, time
 from pathlib import Path
@@ -119,7 +119,7 @@ time.sleep(60)
 
 @pytest.fixture
 def dvc(tmp_path: Path) -> Iterator[Callable[[str], psutil.Process]]:
-    """Starts a program as DVC does -> its process; nothing of it is left."""
+    """Start programs as DVC does; kill the rest at the end."""
     for name, text in {
         "dvc.py": DVC,
         "stage": SHELL,
@@ -192,7 +192,7 @@ def test_stage_of_a_shell_may_outlive_it(tmp_path: Path) -> None:
 
 
 def test_stage_whose_dvc_has_gone_does_not_begin(tmp_path: Path) -> None:
-    """It went while Python started: the kernel tells nothing of that."""
+    """DVC exited while Python started, which the kernel does not signal."""
     code = f"import os; os.environ[{STAGE!r}] = f'{{os.getpid()}} 0'; import minitrain"
     variables = environment(PYTHONPATH=str(ROOT), DVC_STAGE="train@2")
     done = subprocess.run([sys.executable, "-c", code], env=variables)

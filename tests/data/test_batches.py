@@ -1,4 +1,4 @@
-"""What a rank trains on: padded tensors, weights, and the name of the global batch."""
+"""Micro-batches: padded tensors, weights, and digests of global batches."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,7 +17,7 @@ from minitrain.train.step_record import ledger_entry
 def everyone(
     folder: Path, world_size: int, step: int, texts: list[str] = ELEVEN
 ) -> list[MicroBatch]:
-    """The batch of every rank at ``step``; four samples in all."""
+    """Return the batch of every rank at ``step``; four samples in total."""
     return [
         rank_batches(folder, rank, world_size, texts).micro_batches(step)[0]
         for rank in range(world_size)
@@ -29,7 +29,7 @@ def name_of(batches: list[MicroBatch]) -> str:
 
 
 def texts_of(batch: MicroBatch) -> list[str]:
-    """The texts behind the real tokens of a batch."""
+    """Return the texts of the real tokens in a batch."""
     rows = zip(batch.inputs["input_ids"], batch.inputs["labels"], strict=True)
     kept = [ids[labels != IGNORE_INDEX].tolist() for ids, labels in rows]
     return [bytes(row[1:-1]).decode() for row in kept]
@@ -73,22 +73,22 @@ def test_every_world_size_has_the_same_global_batches(tmp_path: Path) -> None:
     assert names(2, range(7)) == names(4, range(7)) == one
     # in any order
     assert names(2, reversed(range(7))) == one[::-1]
-    # no two steps of an epoch share a sample; the second epoch is shuffled anew
+    # no two steps of an epoch share a sample; the second epoch has a different order
     assert len({*one[:3]}) == 3
     assert one[:3] != one[3:6]
 
 
 def test_rank_without_samples_still_takes_part(tmp_path: Path) -> None:
     # the third batch of an epoch has the samples of columns 0, 1, 2 only: rank 3 of
-    # four, who owns column 3, has none
+    # four, with column 3, has none
     *others, idle = everyone(tmp_path, 4, 2)
     assert all(batch.num_targets > 0 for batch in others)
     assert (idle.num_targets, idle.digests) == (0, ())
     assert idle.inputs["input_ids"].shape == (1, 8)
-    # its own first sample: with a weight of 0 its finite loss counts for nothing
+    # its own first sample, with a weight of 0
     assert texts_of(idle) == ["dddd"]
     assert idle.global_targets == sum(batch.num_targets for batch in others)
-    # nor has the third part of rank 0 of two, which has two samples then
+    # nor has the third micro-batch of rank 0 of two, which has two samples then
     parts = rank_batches(tmp_path, 0, 2, ELEVEN, num_micro_batches=3).micro_batches(2)
     assert [len(part.digests) for part in parts] == [1, 1, 0]
     assert [part.num_targets > 0 for part in parts] == [True, True, False]
@@ -98,13 +98,13 @@ def test_doubled_or_missing_sample_changes_the_name(tmp_path: Path) -> None:
     zero, one = everyone(tmp_path, 2, 0)
     clean = everyone(tmp_path, 1, 0)
     assert name_of([zero, one]) == name_of(clean)
-    # rank 1 computes what rank 0 computed
+    # rank 1 repeats the data of rank 0
     assert name_of([zero, zero]) != name_of(clean)
     assert name_of([zero, one, one]) != name_of(clean)
     assert name_of([zero]) != name_of(clean)
 
 
-# all of one length, so that only tokens can tell: another text, other places
+# equal lengths, so that only tokens differ: another text, another order
 @pytest.mark.parametrize("texts", [["aa", "bb", "cc", "de"], ["bb", "aa", "cc", "dd"]])
 def test_other_texts_change_the_name(tmp_path: Path, texts: list[str]) -> None:
     clean = everyone(tmp_path / "clean", 1, 0, ["aa", "bb", "cc", "dd"])
@@ -156,7 +156,7 @@ def test_parts_of_a_batch_are_its_samples_in_turn(tmp_path: Path) -> None:
 def shards_of_one_process(
     folder: Path, shards: list[int], num_files: int, num_micro_batches: int = 1
 ) -> RankBatches:
-    """Some of four shards."""
+    """Return some of four shards."""
     data = ShardFiles(dealt(folder, num_files, ELEVEN), num_files, 8, 4, seed=3)
     return data.open(shards, 4, num_micro_batches)
 

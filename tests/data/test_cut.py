@@ -1,4 +1,4 @@
-"""Batches in memory: which samples a shard gets, by hand."""
+"""Batches in memory: the samples of each shard, by hand."""
 
 from collections import namedtuple
 from hashlib import sha256
@@ -36,7 +36,7 @@ def test_structure_is_kept() -> None:
 def test_targets_are_labels_after_the_first_of_each_row() -> None:
     labels = torch.tensor([[7, 8, -100], [-100, -100, 9]])
     assert count_targets({"labels": labels}) == 2
-    # without labels each sample is one
+    # without labels each sample is one target
     assert count_targets((torch.zeros(3, 2), torch.zeros(3))) == 3
 
 
@@ -62,12 +62,12 @@ def test_parts_of_two_shards_hold_the_global_batch_once() -> None:
     batches = [torch.arange(8), torch.arange(8) + 100]
     cut_in_four = InMemory(batches, mean, len).open([0, 1], 2, 2)
     parts = cut_in_four.micro_batches(0)
-    # shard 0 has 0 2 4 6, and its first part of these 0 and 4
+    # shard 0 has 0 2 4 6, and its first micro-batch 0 and 4
     assert [part.inputs.tolist() for part in parts] == [[0, 4], [2, 6], [1, 5], [3, 7]]
     assert [part.shard for part in parts] == [0, 0, 1, 1]
     assert {(part.num_targets, part.global_targets) for part in parts} == {(2, 8)}
     assert len({digest for part in parts for digest in part.digests}) == 8
-    # the third step begins again
+    # the third step starts from the first batch
     assert cut_in_four.micro_batches(2)[0].inputs.tolist() == [0, 4]
     assert cut_in_four.micro_batches(3)[0].inputs.tolist() == [100, 104]
     assert cut_in_four.loss(nn.Identity(), torch.tensor([1, 2])).item() == 1.5

@@ -1,4 +1,4 @@
-"""The order of samples: every one once an epoch, the same for every world size."""
+"""Global order: every sample once per epoch, equal for every world size."""
 
 from itertools import chain
 
@@ -16,7 +16,7 @@ EPOCH = st.integers(0, 100)
 
 
 def epoch_of(order: GlobalOrder, epoch: int = 0) -> list[list[int]]:
-    """The global batches of an epoch."""
+    """Return the global batches of an epoch."""
     order.set_epoch(epoch)
     return [order.batch(step).tolist() for step in range(len(order))]
 
@@ -71,7 +71,7 @@ def test_another_order(seed: int, epoch: int) -> None:
 
 
 def test_columns_are_shuffled_apart_into_every_order() -> None:
-    """A shuffle that left some orders out would show: 3! of them in 200 epochs."""
+    """A shuffle that misses some orders is detected: 3! orders in 200 epochs."""
     order = GlobalOrder(3, 1, seed=0)
     seen = {tuple(chain.from_iterable(epoch_of(order, epoch))) for epoch in range(200)}
     assert len(seen) == 6

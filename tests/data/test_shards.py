@@ -1,4 +1,4 @@
-"""Shards: every sample in exactly one, proven from what lies on disk."""
+"""Shards: every sample in exactly one, proven from the files."""
 
 from collections.abc import Callable
 from itertools import chain
@@ -35,7 +35,7 @@ def shard_texts(shard: Samples) -> list[str]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Shards of eleven texts for three ranks."""
+    """Write shards of eleven texts for three ranks."""
     write_shards(tmp_path / "world-3", samples_of(ELEVEN), 3)
     return tmp_path / "world-3"
 
@@ -73,7 +73,7 @@ def test_shard_of_which_one_bit_was_altered_is_refused(folder: Path, name: str) 
     (folder / name).write_bytes(content)
     line = refusal(open_shard, folder, 1)
     assert line.startswith(f"{folder / name}: damaged, or not of this version")
-    assert "not the SHA-256 that stands in index.json" in line
+    assert "SHA-256 differs from index.json" in line
     assert len(open_shard(folder, 0)) == 4
 
 
@@ -114,7 +114,7 @@ def test_files_hold_the_samples_of_each_rank(tmp_path: Path, world_size: int) ->
     for rank in range(world_size):
         assert shard_texts(open_shard(folder, rank)) == ELEVEN[rank::world_size]
     assert open_targets(folder).tolist() == [len(text) + 1 for text in ELEVEN]
-    # no temporary name is left
+    # no temporary file is left
     assert len(list(folder.iterdir())) == 2 * world_size + 2
 
 
@@ -130,7 +130,7 @@ def test_hash_of_samples_knows_content_and_order() -> None:
         assert samples_of(texts).sha256() != samples_of(ELEVEN).sha256()
 
 
-# what rank r reads, of the files as they are
+# the shard of rank r, from the original files
 FAULTS: dict[str, Callable[[list[Samples], int], Samples]] = {
     "overlapping": lambda shards, rank: shards[0],
     "shortened": lambda shards, rank: (
@@ -192,6 +192,6 @@ def test_long_samples_are_counted(
     assert samples.tokens[:4].tolist() == [255, 97, 98, 99]
     assert num_long == 1
     assert shard_texts(samples) == texts
-    # é is two bytes; the first text of a rank may be a piece that ends inside one
+    # é is two bytes; the first text of a rank may end within a character
     samples, _ = tokenize_corpus(["abcdefé"], 8, "cut")
     assert decode(samples[0]) == "abcdef\ufffd"

@@ -1,4 +1,4 @@
-"""One's own text as samples: what is read, what is refused, how long ones are cut."""
+"""Your own text as samples: accepted and rejected files, long samples."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -20,7 +20,7 @@ from minitrain.data.text import (
 
 
 def texts(folder: Path, data: bytes, name: str = "mine.txt") -> list[str]:
-    """The texts of a file that holds ``data``."""
+    """Return the texts of a file with content ``data``."""
     (folder / name).write_bytes(data)
     return [sample["text"] for sample in read_corpus(folder / name)]
 
@@ -67,7 +67,7 @@ def test_file_that_is_refused(tmp_path: Path) -> None:
     for name, data, line in BAD:
         if data is not None:
             (tmp_path / name).write_bytes(data)
-        # written as the corpus stage writes it: what is read must be writable
+        # as the corpus stage does: samples must be writable
         rows = read_corpus(tmp_path / name)
         found = refusal(write_jsonl, tmp_path / "corpus.jsonl", rows)
         assert found.startswith(f"{tmp_path / name}{line}")
@@ -81,7 +81,7 @@ def test_line_that_is_too_long_to_hold(
     path = tmp_path / "mine.txt"
     path.write_bytes(b"ok\n" + b"a" * (4 << 20))
     found = refusal(list, read_corpus(path))
-    assert found == f"{path}: a line of more than 3 MiB: must hold a sample a line"
+    assert found == f"{path}: a line of more than 3 MiB: must hold one sample per line"
 
 
 def test_tokens_are_bytes_between_boundaries() -> None:
@@ -111,7 +111,7 @@ def test_split_makes_every_token_but_the_first_a_target_once(
     pieces = fit_to_block(tokens, block_size, "split")
     assert all(2 <= len(piece) <= block_size for piece in pieces)
     assert b"".join(piece[1:] for piece in pieces) == tokens[1:]
-    # and each target follows the token that it followed in the text
+    # and each target follows the same token as in the text
     pairs = [pair for piece in pieces for pair in pairwise(piece)]
     assert pairs == list(pairwise(tokens))
 

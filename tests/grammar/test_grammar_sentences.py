@@ -1,4 +1,4 @@
-"""The stream of sentences: agreement, labels, order, distinctness, limits."""
+"""Generated sentences: agreement, labels, order, distinctness, limits."""
 
 import itertools
 from collections import Counter
@@ -17,7 +17,7 @@ VERBS = load_verbs(ROOT / "data" / "verbs.csv")
 BY_LEMMA = {verb.lemma: verb for verb in VERBS}
 HUM = Verb("hum", "hums", "hummed", "hummed", "humming")
 
-# Written for this test, not taken from the code: who is which person.
+# Persons of subjects, written for this test, independent of the code.
 PERSON_OF = {
     "first_singular": "I",
     "second": "you|you two|you and Sam",
@@ -65,7 +65,7 @@ def auxiliaries(tense: str, person: str, lemma: str) -> list[str]:
 
 
 def check(sentence: Sentence) -> None:
-    """Parse the text from its labels and the table alone; AssertionError if wrong."""
+    """Parse the text using only its labels and the table; AssertionError if wrong."""
     text, lemma, tense, person, polarity, mood = sentence
     verb = BY_LEMMA[lemma]
     finite, *rest = auxiliaries(tense, person, lemma)
@@ -97,7 +97,7 @@ def check(sentence: Sentence) -> None:
 
 
 def spelled_out(words: list[str], finite: str) -> list[str]:
-    """Contractions in full; 's stands for is or has, whichever is due."""
+    """Expand contractions; 's stands for is or has, depending on the tense."""
     found: list[str] = []
     for word in words:
         stem, mark, tail = word.partition("'")
@@ -131,12 +131,12 @@ def take_subject(words: list[str]) -> str:
 
 
 def count_sentences(verbs: Sequence[Verb]) -> int:
-    """How many the grammar has, twins included."""
+    """Return the number of sentences in the grammar, duplicates included."""
     return sum(walk.size for walk in _walks(verbs))
 
 
 def all_of(*verbs: Verb) -> list[Sentence]:
-    """All sentences of ``verbs``, which have no twins."""
+    """Return all sentences of ``verbs``, which have no duplicates."""
     return [*generate_sentences(verbs, 1, count_sentences(verbs))]
 
 
@@ -255,7 +255,7 @@ def test_sentences_that_are_made_and_that_are_never_made() -> None:
 def test_verbs_without_a_class() -> None:
     texts = {sentence.text for sentence in all_of(HUM)}
     assert {"She hums every day.", "They haven't hummed yet."} <= texts
-    # be says nothing alone
+    # "be" needs a complement
     bare = Verb("be", "is", "was", "been", "being")
     assert "She is kind every day." in {sentence.text for sentence in all_of(bare)}
 
@@ -282,7 +282,7 @@ def test_wrong_count_is_refused_and_the_right_one_reached() -> None:
 
 
 def test_texts_that_arise_twice_come_once_and_are_not_counted() -> None:
-    # a twin that differs in its participle alone shares all other sentences
+    # a verb that differs only in its participle shares all other sentences
     twin = replace(HUM, lemma="thrum", present_participle="humming")
     both = count_sentences([HUM, twin])
     single = [{sentence.text for sentence in all_of(verb)} for verb in (HUM, twin)]

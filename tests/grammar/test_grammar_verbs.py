@@ -1,4 +1,4 @@
-"""Reading a verb table: what is taken, and the one line for each way to be wrong."""
+"""Reading of a verb table, and one line for each error."""
 
 from pathlib import Path
 

@@ -12,7 +12,7 @@ TABLE = Path(__file__).parents[2] / "data" / "verbs.csv"
 VERBS = load_verbs(TABLE)
 BY_LEMMA = {verb.lemma: verb for verb in VERBS}
 
-# Verbs whose past or participle no rule gives and that nobody should miss.
+# Irregular verbs that the table must contain.
 _COMMON = """
 be bear beat become begin bend bet bind bite bleed blow break breed bring build burst
 buy catch choose cling come cost creep cut deal dig do draw drink drive eat fall feed
@@ -53,7 +53,7 @@ ACCEPTED = {
     # American participles of mow and saw are regular
     ("mow", "VBN"): "mowed",
     ("saw", "VBN"): "sawed",
-    # American participle of prove: proven beside proved
+    # American participle of prove: proven as well as proved
     ("prove", "VBN"): "proven",
     # lemminflect has no -ing form of sting at all
     ("sting", "VBG"): "stinging",

@@ -1,4 +1,4 @@
-"""The watch goes on whatever another host does."""
+"""Hang monitor: limits, and independence from other hosts."""
 
 import os
 import signal
@@ -25,7 +25,7 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def late(watch: HangMonitor) -> RankError | None:
-    """What three looks find, 0.1 s apart."""
+    """Return the result of three polls, 0.1 s apart."""
     for _ in range(3):
         watch.look()
         time.sleep(0.1)
@@ -53,20 +53,22 @@ def test_rank_that_never_begins_is_named(
     process: subprocess.Popen[bytes],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It has no heartbeat, as where an import hangs."""
+    """It has no heartbeat, as with a hang during import."""
     monkeypatch.setattr("minitrain.harness.hang_monitor.STOPPED_S", 0.05)
     watch = HangMonitor(tmp_path, lambda: {0: process.pid})
 
     assert late(watch) is None
     monkeypatch.setattr("minitrain.harness.hang_monitor.STARTUP_S", 0.1)
-    assert "no answer within 0.1 s, hangs before it began" in str(late(watch))
+    assert "no answer within 0.1 s, hangs before its first heartbeat" in str(
+        late(watch)
+    )
 
 
 @pytest.mark.parametrize("limit_s", [1, 1.5])
 def test_pause_of_the_launcher_is_none_of_the_ranks(
     limit_s: float, tmp_path: Path, process: subprocess.Popen[bytes]
 ) -> None:
-    """An hour counts as half the limit, and many slow looks are seen through."""
+    """An hour counts as half the limit, and many slow polls are recognized."""
     mine = make_place(file_of(tmp_path, 0))
     mine.limit(limit_s)
     mine.mark(2, "forward")
@@ -82,7 +84,7 @@ def test_pause_of_the_launcher_is_none_of_the_ranks(
 def test_a_monitor_that_fails_ends_the_ranks_and_says_why(
     tmp_path: Path, process: subprocess.Popen[bytes]
 ) -> None:
-    """Without it nothing would end ranks that hang."""
+    """Without it, hanging ranks would never be killed."""
     answers = iter([{0: process.pid}])
     monitor = HangMonitor(tmp_path, lambda: next(answers))
     with monitor.in_background():
@@ -93,7 +95,7 @@ def test_a_monitor_that_fails_ends_the_ranks_and_says_why(
 def test_who_hangs_here_is_found_while_another_host_does_not_answer(
     tmp_path: Path, process: subprocess.Popen[bytes]
 ) -> None:
-    """Before, as soon as that host was given up: the limit and five seconds later."""
+    """Before, only when that host was given up: the limit and five seconds later."""
     mine = make_place(file_of(tmp_path, 0))
     asked, answers = threading.Event(), threading.Event()
 
@@ -103,14 +105,14 @@ def test_who_hangs_here_is_found_while_another_host_does_not_answer(
 
     mine.limit(1)
     mine.mark(2, "forward")
-    # before its limit begins, else a slow test would take it for one that hangs
+    # before its limit starts, or else a slow test would report a hang
     os.kill(process.pid, signal.SIGSTOP)
     watch = HangMonitor(tmp_path, lambda: {0: process.pid}, ended_elsewhere)
     with watch.in_background():
         assert asked.wait(GENEROUS_S)
         process.wait(GENEROUS_S)
         began = time.monotonic()
-    # nor does the end wait for the answer
+    # the end does not wait for the answer either
     assert time.monotonic() - began < GENEROUS_S
     answers.set()
     assert "no answer within 1 s, stopped" in str(watch.verdict)
@@ -128,8 +130,8 @@ def test_rank_that_ended_first_here_did_not_follow_another_host(
     tmp_path: Path,
     process: subprocess.Popen[bytes],
 ) -> None:
-    """Ranks of another host lost it, and tell that at once. Before, a crash here was
-    taken for the effect of theirs.
+    """Ranks of another host lost it and report that immediately. Before, a crash here
+    was taken for a consequence of that.
     """
     for number in (2, 3):
         make_place(file_of(tmp_path, number)).mark(2, "forward")
@@ -146,7 +148,7 @@ def test_rank_that_ended_first_here_did_not_follow_another_host(
             wait_for(lambda: [*watch.first], 1)
             assert watch.first == {2}
             told.set()
-            # it ends with those of the other host
+            # it exits with the ranks of the other host
             assert process.wait(GENEROUS_S) == -signal.SIGKILL
     assert watch.followed
     assert watch.verdict is None
@@ -161,7 +163,7 @@ def test_question_that_fails_is_asked_again(
     process: subprocess.Popen[bytes],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Before, a traceback on the terminal, and nobody asked any longer."""
+    """Before, a traceback on the terminal, and no further request."""
     asked: list[str] = []
     tracebacks: list[object] = []
     monkeypatch.setattr(threading, "excepthook", tracebacks.append)
@@ -183,7 +185,7 @@ def test_question_that_fails_is_asked_again(
 def test_another_host_is_not_asked_after_the_end(
     tmp_path: Path, process: subprocess.Popen[bytes]
 ) -> None:
-    """Before, an answer that came a little late came when torch was being unloaded."""
+    """Before, a late answer could arrive while torch was being unloaded."""
     asking, answered = threading.Event(), threading.Event()
 
     def ended_elsewhere() -> bool:

@@ -1,4 +1,4 @@
-"""Hosts come together, reach each other, and tell each other what went wrong."""
+"""Host rendezvous: connection of hosts, and exchange of failures."""
 
 import re
 import signal
@@ -23,12 +23,12 @@ from waiting import GENEROUS_S, wait_for
 
 from minitrain.core.errors import RankError, UserError
 from minitrain.harness import host_rendezvous as module
-from minitrain.harness.host_rendezvous import Gathering, find, gathered
+from minitrain.harness.host_rendezvous import HostRendezvous, find, join_hosts
 from minitrain.harness.hosts import Hosts, Interface
 
 LOOPBACK = Interface("lo", "127.0.0.1")
-NO_RUN = "what answers there is no run of minitrain, or one that has just ended"
-Body = Callable[[Gathering], Any]
+NO_RUN = "answered by another program, or by a minitrain run that has just ended"
+Body = Callable[[HostRendezvous], Any]
 
 
 def meet(
@@ -38,16 +38,16 @@ def meet(
     timeout_s: float = 20,
     address: str = "127.0.0.1",
 ) -> list[Any]:
-    """What ``body`` gives on each host, or the line that ends it there; ``sizes``:
-    numbers of hosts and ranks, as each is told.
+    """Return the result of ``body`` on each host, or its error; ``sizes`` are the
+    numbers of hosts and ranks given to each host.
     """
     port = free_port()
 
     def be(number: int, size: tuple[int, int]) -> Any:
         hosts = Hosts(size[0], address, port, LOOPBACK, number)
         try:
-            with gathered(hosts, timeout_s, size[1]) as gathering:
-                return body(gathering)
+            with join_hosts(hosts, timeout_s, size[1]) as rendezvous:
+                return body(rendezvous)
         except (UserError, RankError) as error:
             return str(error)
 
@@ -56,10 +56,10 @@ def meet(
 
 
 def test_hosts_know_each_other() -> None:
-    def numbers(gathering: Gathering) -> list[int]:
-        return [one.number for one in gathering.everyone]
+    def numbers(rendezvous: HostRendezvous) -> list[int]:
+        return [one.number for one in rendezvous.everyone]
 
-    # each host names itself first
+    # each host lists itself first
     found = meet(numbers, range(3), [(3, 12)] * 3)
     assert found == [[0, 1, 2], [1, 0, 2], [2, 0, 1]]
 
@@ -81,7 +81,7 @@ def test_missing_host_is_told_with_those_that_came() -> None:
     ("sizes", "option", "other", "first"),
     [
         ([(2, 2), (2, 4)], "--world-size", 4, 2),
-        # before, the third was one more
+        # before, the third host was reported as one too many
         ([(3, 6), (3, 6), (2, 6)], "--nnodes", 2, 3),
         ([(2, 6), (3, 6)], "--nnodes", 3, 2),
     ],
@@ -91,32 +91,32 @@ def test_sizes_that_differ_are_told_on_both_hosts_at_once(
 ) -> None:
     here, *_, there = meet(lambda _: "met", range(len(sizes)), sizes)
     line = f"{option} = {other} on {socket.gethostname()} (127.0.0.1), but {first} on "
-    # a host in between may come when the first has gone
+    # a host in between may join after the first has left
     assert here == there == f"{line}the first host"
 
 
 def test_one_host_too_many_is_told() -> None:
-    def until_it_came(gathering: Gathering) -> str:
-        wait_for(lambda: [*range(gathering.store.add("sits 1", 0))], 2)
+    def until_it_came(rendezvous: HostRendezvous) -> str:
+        wait_for(lambda: [*range(rendezvous.store.add("taken 1", 0))], 2)
         return "met"
 
     lines = meet(until_it_came, [0, 1, 1])
     assert sorted(lines)[1:] == ["met", "met"]
-    assert "all 2 hosts of the run are there, and this is one more" in sorted(lines)[0]
+    assert "all 2 hosts of the run have joined already" in sorted(lines)[0]
 
 
 @pytest.fixture(params=[b"SSH-2.0-OpenSSH_9.2\r\n", b"", None])
 def stranger(request: pytest.FixtureRequest) -> Iterator[int]:
-    """The port of a program that says something else, or nothing, or closes at once
-    (None).
+    """Return the port of a program that sends something else, nothing, or closes
+    immediately (None).
     """
     held: list[socket.socket] = []
-    with socket.create_server(("127.0.0.1", 0)) as door:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def answer() -> None:
             with suppress(OSError):
                 while True:
-                    line, _ = door.accept()
+                    line, _ = listener.accept()
                     if request.param is None:
                         line.close()
                     else:
@@ -124,15 +124,15 @@ def stranger(request: pytest.FixtureRequest) -> Iterator[int]:
                         held.append(line)
 
         threading.Thread(target=answer, daemon=True).start()
-        yield int(door.getsockname()[1])
-        # accept() would not end with the socket
-        door.shutdown(socket.SHUT_RDWR)
+        yield int(listener.getsockname()[1])
+        # accept() would not return when the socket is closed
+        listener.shutdown(socket.SHUT_RDWR)
     for line in held:
         line.close()
 
 
 def test_stranger_at_the_endpoint_is_one_line(stranger: int) -> None:
-    """Before, a traceback, or no end at all."""
+    """Before, a traceback, or a hang."""
     began = time.monotonic()
     line = refusal(find, Hosts(2, "127.0.0.1", stranger, LOOPBACK, 1), 3)
     assert line == f"--rdzv-endpoint: 127.0.0.1:{stranger}: {NO_RUN}"
@@ -145,7 +145,7 @@ def test_endpoint_that_is_not_served_or_is_taken(taken_port: str) -> None:
     hosts = Hosts(2, "127.0.0.1", int(taken_port), LOOPBACK, 0)
     with (
         pytest.raises(UserError, match="Address already in use"),
-        gathered(hosts, 1, 2),
+        join_hosts(hosts, 1, 2),
     ):
         pass
 
@@ -157,7 +157,7 @@ def test_host_that_is_not_reached_is_told_on_all(
     of_this_thread = threading.local()
 
     def blocked(address: tuple[str, int], *arguments: Any) -> socket.socket:
-        # but the endpoint, which comes first
+        # except for the endpoint, which comes first
         if address[1] != getattr(of_this_thread, "port", address[1]):
             raise TimeoutError("timed out")
         of_this_thread.port = address[1]
@@ -165,8 +165,8 @@ def test_host_that_is_not_reached_is_told_on_all(
 
     monkeypatch.setattr(socket, "create_connection", blocked)
     lines = meet(lambda _: "met", timeout_s=5)
-    assert "does not reach host 0 (" in lines[0] + lines[1]
-    assert all("by its interface lo: timed out" in line for line in lines)
+    assert "cannot connect to host 0 (" in lines[0] + lines[1]
+    assert all("over its interface lo: timed out" in line for line in lines)
 
 
 def rank_error(line: str, *, of_another: bool) -> RankError:
@@ -178,18 +178,18 @@ def rank_error(line: str, *, of_another: bool) -> RankError:
 @pytest.mark.parametrize(
     ("errors", "cause"),
     [
-        # a rank that waited for one of another host is no cause
+        # a rank that waited for a rank of another host is not the cause
         ([rank_error("a", of_another=True), rank_error("b", of_another=False)], "b"),
         ([rank_error("a", of_another=False), rank_error("b", of_another=False)], "a"),
         ([rank_error("a", of_another=False), UserError("b")], "b"),
-        # ranks that ended well here, while those there failed
+        # ranks that succeeded here and failed there
         ([rank_error("a", of_another=False), None], "a"),
         ([None, None], "None"),
     ],
 )
 def test_hosts_agree_on_the_cause(errors: list[Exception], cause: str) -> None:
-    def body(gathering: Gathering) -> tuple[str, int | None]:
-        agreed = gathering.agree_on(errors[gathering.number])
+    def body(rendezvous: HostRendezvous) -> tuple[str, int | None]:
+        agreed = rendezvous.agree_on(errors[rendezvous.number])
         return str(agreed).rpartition(": ")[2], getattr(agreed, "step", None)
 
     step = 7 if isinstance(errors["ab".find(cause)], RankError) else None
@@ -199,31 +199,31 @@ def test_hosts_agree_on_the_cause(errors: list[Exception], cause: str) -> None:
 def test_silent_host_is_named_where_it_may_be_the_cause(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its ranks have twice the limit of a wait to end, and then it is lost."""
-    monkeypatch.setattr(module, "TOLD_S", 0.5)
-    monkeypatch.setattr(module, "SAY_S", 0.3)
+    """Its ranks have twice the limit of a wait to exit; then it is lost."""
+    monkeypatch.setattr(module, "REPORTS_S", 0.5)
+    monkeypatch.setattr(module, "ANNOUNCE_S", 0.3)
     begun, over = threading.Event(), threading.Event()
 
-    def body(gathering: Gathering) -> list[str]:
-        if not gathering.hosts.is_first:
+    def body(rendezvous: HostRendezvous) -> list[str]:
+        if not rendezvous.hosts.is_first:
             begun.set()
             over.wait(GENEROUS_S)
             return []
         begun.wait(GENEROUS_S)
-        gathering.timeout_s = 0.5
+        rendezvous.timeout_s = 0.5
         began = time.monotonic()
-        ended_well = gathering.agree_on(None)
-        # twice 0.5 s, and 0.5 s to tell it
+        ended_well = rendezvous.agree_on(None)
+        # twice 0.5 s, and 0.5 s to report it
         assert 1.5 <= time.monotonic() - began < GENEROUS_S
-        lost = gathering.agree_on(rank_error("lost", of_another=True))
+        lost = rendezvous.agree_on(rank_error("lost", of_another=True))
         over.set()
-        # it would be useless to start again
+        # a restart would be useless
         assert isinstance(ended_well, UserError)
         assert isinstance(lost, UserError)
         return [str(ended_well), str(lost)]
 
     (lines, _) = meet(body)
-    assert all(line.startswith("no word from host 1 (") for line in lines)
+    assert all(line.startswith("no answer from host 1 (") for line in lines)
     assert lines[1].endswith("; lost")
     said = [one for one in capsys.readouterr().err.splitlines() if "most" in one]
     assert re.fullmatch(r"waiting for host 1 \(.*\), \d s at most", said[0])
@@ -233,18 +233,18 @@ def test_silent_host_is_named_where_it_may_be_the_cause(
 def test_ranks_that_failed_elsewhere_are_known_here(failed: bool) -> None:
     asked = threading.Event()
 
-    def body(gathering: Gathering) -> list[bool]:
-        if gathering.hosts.is_first:
-            before = gathering.ended_elsewhere()
+    def body(rendezvous: HostRendezvous) -> list[bool]:
+        if rendezvous.hosts.is_first:
+            before = rendezvous.ended_elsewhere()
             asked.set()
-            # after the question of who is reached
-            gathering.store.wait(["1 1"])
-            ended = [before, gathering.ended_elsewhere()]
-            gathering.agree_on(None)
+            # after the check of connections
+            rendezvous.store.wait(["1 1"])
+            ended = [before, rendezvous.ended_elsewhere()]
+            rendezvous.agree_on(None)
             return ended
         asked.wait(GENEROUS_S)
         error = rank_error("here", of_another=False) if failed else None
-        gathering.agree_on(error)
+        rendezvous.agree_on(error)
         return []
 
     assert meet(body) == [[False, failed], []]
@@ -261,7 +261,7 @@ time.sleep(60)
 
 @pytest.fixture
 def server() -> Iterator[subprocess.Popen[str]]:
-    """A store in a process of its own, which prints its port."""
+    """Start a store in a process that prints its port."""
     command = [sys.executable, "-c", SERVES]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         yield server
@@ -271,14 +271,14 @@ def server() -> Iterator[subprocess.Popen[str]]:
 def test_store_that_stops_to_answer_is_lost_within_the_limit(
     server: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before, the call did not return, as where a host vanishes."""
+    """Before, the call did not return, as when a host vanishes."""
     monkeypatch.setattr(module, "SILENT_S", 0.5)
     hosts = Hosts(2, "127.0.0.1", int(server.stdout.readline()), LOOPBACK, 1)
-    # as other parts of a process may have: it has no address
+    # as a process may have: a socket without an address
     one, other = socket.socketpair()
     with one, other:
         store = find(hosts, 1)
-    # to wait for long is not to be lost
+    # a long wait is no loss
     with pytest.raises(dist.DistStoreError):
         store.wait(["nothing"], timedelta(seconds=3))
     assert not store.check(["nothing"])

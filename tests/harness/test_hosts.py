@@ -1,4 +1,4 @@
-"""What the options of one host among several say, and what is refused."""
+"""Options for several hosts, and rejected combinations."""
 
 import argparse
 
@@ -15,7 +15,7 @@ LOOPBACK = Interface("lo", "127.0.0.1")
 
 @pytest.fixture(autouse=True)
 def two_interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This host is 10.0.0.1; whatever is not its own lies behind eth0."""
+    """Simulate host 10.0.0.1; all other addresses are reached over eth0."""
 
     def towards(address: str) -> Interface:
         return LOOPBACK if address.startswith("127.") else HERE
@@ -45,7 +45,7 @@ def test_host_that_has_the_address_is_the_first() -> None:
     assert other == Hosts(2, "10.0.0.2", 5000, HERE)
     assert not other.is_first
 
-    # the number tells virtual hosts apart
+    # the number distinguishes virtual hosts
     line = "--nnodes 2 --rdzv-endpoint 127.0.0.1:5000 --node-rank"
     for number, is_first in ((0, True), (1, False)):
         found = hosts_for(f"{line} {number}")
@@ -64,9 +64,9 @@ def test_ipv6_addresses_stand_in_brackets() -> None:
     [
         ("--nnodes 0", "--nnodes = 0: must be at least 1"),
         ("--nnodes 2", "--rdzv-endpoint: is missing"),
-        ("--rdzv-endpoint 10.0.0.1", "must not stand without --nnodes"),
-        ("--interface eth0", "must not stand without --nnodes"),
-        ("--node-rank 1", "must not stand without --nnodes"),
+        ("--rdzv-endpoint 10.0.0.1", "requires --nnodes"),
+        ("--interface eth0", "requires --nnodes"),
+        ("--node-rank 1", "requires --nnodes"),
         ("--nnodes 2 --rdzv-endpoint 10.0.0.1:0", "a port from 1 to 65535"),
         ("--nnodes 2 --rdzv-endpoint 10.0.0.1:99999", "a port from 1 to 65535"),
         ("--nnodes 2 --rdzv-endpoint :29400", "must be HOST:PORT"),

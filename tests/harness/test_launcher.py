@@ -1,4 +1,4 @@
-"""Ranks from plain Python: results, failures, time limits, and nobody left behind."""
+"""Ranks from plain Python: results, failures, time limits, and cleanup."""
 
 import os
 import time
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.real_launch
 
 
 def rank_and_sum(value: int) -> tuple[int, int, float, torch.dtype, int]:
-    # the mesh of the others takes them longer than rank 0 stays
+    # the other ranks take longer to connect than rank 0 runs
     if os.environ["RANK"] != "0":
         time.sleep(0.5)
     with distributed(timeout_s=20) as (rank, world_size):

@@ -1,4 +1,4 @@
-"""Whatever becomes of a rank: all end in time, and one line says which and what."""
+"""Failures of a rank: all ranks exit in time, and one line names the rank and cause."""
 
 import re
 import subprocess
@@ -22,7 +22,7 @@ from minitrain.harness.failures import (
     LEFT,
     LOST,
     RAISED,
-    TOLD,
+    TERMINATED,
     kind_of,
     root_cause,
 )
@@ -33,7 +33,7 @@ LIMIT_S = 3
 HANGS = f"no answer within {LIMIT_S} s"
 AT = r" at step 2, forward, in faulty_rank.py:\d+"
 NAME = r"rank {} \(process \d+ on \S+\): "
-# what happens to the last rank -> what is said of it
+# fault in the last rank -> its report
 OF_THE_LAST = {
     "sleeps": f"{HANGS}, hangs{AT}",
     "works": f"{HANGS}, hangs{AT}",
@@ -41,8 +41,8 @@ OF_THE_LAST = {
     "is killed": "killed by SIGKILL at step 2, forward",
     "crashes": f"killed by SIGSEGV{AT}",
     "aborts": f"killed by SIGABRT{AT}",
-    "exits 3": "ended with exit code 3 at step 2, forward",
-    "exits 0": "ended with exit code 0 at step 2, forward",
+    "exits 3": "exited with code 3 at step 2, forward",
+    "exits 0": "exited with code 0 at step 2, forward",
     "leaves 0": f"SystemExit: 0{AT}",
     "raises": f"ValueError: a bug{AT}",
 }
@@ -75,27 +75,27 @@ def test_users_mistake_is_said_as_it_is() -> None:
 
 
 def test_more_data_than_expected_is_a_mismatch() -> None:
-    """gloo aborts the process that receives it, with a page of C++."""
-    sent = r"was sent 4000 bytes by another rank where it expected 4 \(.*\)"
+    """gloo aborts the receiving process with a page of C++."""
+    sent = r"received 4000 bytes from another rank, expected 4 \(.*\)"
     assert re.fullmatch(NAME.format(0) + sent + AT, line_of("sums more", 2))
 
 
 @pytest.mark.parametrize("how", ["sums less", "waits elsewhere"])
 def test_ranks_whose_collectives_differ_are_named_with_what_each_does(how: str) -> None:
-    """gloo lets them wait for each other; who is right, nobody can know."""
+    """gloo lets them wait for each other; which one is wrong is unknown."""
     line = line_of(how, 2)
     assert line.startswith(f"{HANGS} from any rank: ")
     each = re.findall(r"rank (\d) at step 2, (\w+), in faulty_rank.py:(\d+)", line)
     assert {rank for rank, _, _ in each} == {"0", "1"}, line
 
 
-# what the last rank does, of how many, and what is said of it; one that raises is in
+# fault in the last rank, world size, and its report; for an exception see
 # test_torchrun.py
 ENDS = [
     ("exits 3 beside one that stops", 2, OF_THE_LAST["exits 3"]),
     ("leaks a process beside one that leaves", 2, OF_THE_LAST["is killed"]),
     ("exits 0 beside one that sleeps", 2, OF_THE_LAST["exits 0"]),
-    ("sums more", 2, "was sent 4000 bytes .*"),
+    ("sums more", 2, "received 4000 bytes .*"),
     ("exits 0", 1, OF_THE_LAST["exits 0"]),
     ("leaks a thread", 2, f"{HANGS}, hangs after its last step"),
 ]
@@ -113,13 +113,13 @@ def test_torchrun_ends_with_one_line(
         text=True,
         timeout=GENEROUS_S,
     )
-    # the rank that is sent more than it expects is the one that ends
+    # the rank that receives more than it expects is the one that aborts
     rank = 0 if how == "sums more" else world_size - 1
     line = f"error: {NAME.format(rank)}{said}\n"
     assert done.returncode == 2
     assert re.fullmatch(line, done.stderr), done.stderr
     assert not [p.pid for p in psutil.process_iter() if marked(p, str(tmp_path))]
-    # of a package of torch that compiles
+    # from torch's compiler package
     assert {f.name.split("_")[0] for f in tmp_path.iterdir()} <= {"torchinductor"}
 
 
@@ -131,17 +131,17 @@ def marked(process: psutil.Process, folder: str) -> bool:
 
 
 def test_what_explains_the_others_is_reported() -> None:
-    """Then who ended first, unless it left because of another."""
+    """Then the first to exit, unless it left because of another."""
     ranks = {}
-    for kind in (GAVE_UP, LOST, LEFT, TOLD, EXITED, KILLED, CRASHED, RAISED):
+    for kind in (GAVE_UP, LOST, LEFT, TERMINATED, EXITED, KILLED, CRASHED, RAISED):
         ranks[kind] = error = RankError("")
         error.rank, error.kind = kind, kind
         assert root_cause([*ranks.values()]) is error
-    for first, cause in {TOLD: TOLD, LEFT: RAISED, GAVE_UP: RAISED}.items():
+    for first, cause in {TERMINATED: TERMINATED, LEFT: RAISED, GAVE_UP: RAISED}.items():
         assert root_cause([*ranks.values()], {first}) is ranks[cause]
-    assert root_cause([*ranks.values()], {LEFT, TOLD}) is ranks[TOLD]
+    assert root_cause([*ranks.values()], {LEFT, TERMINATED}) is ranks[TERMINATED]
     mistake = UserError("params.yaml")
-    assert root_cause([*ranks.values(), mistake], {TOLD}) is mistake
+    assert root_cause([*ranks.values(), mistake], {TERMINATED}) is mistake
     assert root_cause([]) is None
 
 

@@ -1,4 +1,4 @@
-"""Ranks end with their launcher, even those that are stopped or cannot run Python."""
+"""Ranks exit with their launcher, even if stopped or unable to run Python."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ from waiting import ended as has_ended
 from minitrain.comm.store import STORE
 
 pytestmark = pytest.mark.real_launch
-# a rank that is stopped before it has imported anything but the package
+# a rank that is stopped before it has imported any module but the package
 EARLY = """
 import os, subprocess, sys, time
 stops = "import minitrain, os, signal; os.kill(os.getpid(), signal.SIGSTOP)"
@@ -36,7 +36,7 @@ STARTED_BY = {
 def test_ranks_end_when_their_launcher_is_killed(
     launcher: str, how: str, tmp_path: Path
 ) -> None:
-    """Of kill -9 nobody is told, and a stopped process runs nothing of its own."""
+    """kill -9 runs no cleanup, and a stopped process runs no code."""
     command = [part.format(how=how) for part in STARTED_BY[launcher]]
     process = subprocess.Popen(
         [sys.executable, *command],
@@ -79,7 +79,7 @@ def at_fault(temporary: Path) -> list[Path]:
 
 
 def test_rank_whose_launcher_is_gone_already_ends() -> None:
-    """Its launcher's number is another than that of its parent."""
+    """The launcher's pid differs from its parent's."""
     code = (
         "from minitrain.core.signals import end_with_launcher;"
         "end_with_launcher(); print('still here')"

@@ -1,4 +1,4 @@
-"""Restarts: lost ranks start again, mistakes and repeated failures end at once."""
+"""Restarts of lost ranks; no restart for mistakes and repeated failures."""
 
 from collections.abc import Sequence
 
@@ -19,8 +19,8 @@ def lost(what: str, step: int | None) -> RankError:
 def attempts(
     failures: Sequence[BaseException], most: int
 ) -> tuple[int, BaseException | None]:
-    """How often is tried what ends with these, one after the other, and then well, and
-    what is raised in the end.
+    """Return the number of attempts that fail in turn with these errors before success,
+    and the error raised in the end.
     """
     left, calls = list(failures), list[int]()
 
@@ -40,8 +40,8 @@ def test_one_line_for_each_restart(capsys: pytest.CaptureFixture[str]) -> None:
     failures = [lost("killed\nby SIGKILL", 12), lost("hung", 12)]
     assert attempts(failures, 2) == (3, None)
     assert capsys.readouterr().err == (
-        "rank 1: killed by SIGKILL; starting again (1 of 2)\n"
-        "rank 1: hung; starting again (2 of 2)\n"
+        "rank 1: killed by SIGKILL; restarting (1 of 2)\n"
+        "rank 1: hung; restarting (2 of 2)\n"
     )
 
 
@@ -65,7 +65,7 @@ def test_same_failure_at_the_same_step_twice_in_a_row_is_the_last(
         ("killed", "killed", 4),
         ("killed", "hung", 3),
         ("ValueError: 8", "ValueError: 9", 3),
-        # ranks that a scheduler ends at one step are no error of the code
+        # ranks that a scheduler kills at the same step are no error of the code
         ("killed by SIGKILL", "killed by SIGKILL", 3),
         ("killed by SIGTERM", "killed by SIGTERM", 3),
         ("stopped", "stopped", 3),

@@ -1,4 +1,4 @@
-"""The folder where ranks meet: private, gone after kill -9, and no other touched."""
+"""Rendezvous folder: private, removed after kill -9, without touching others."""
 
 import fcntl
 import os
@@ -30,7 +30,7 @@ with private_folder() as folder:
 
 
 def start() -> tuple[subprocess.Popen[str], Path]:
-    """A process, and its folder."""
+    """Start a process and return it with its folder."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     process = subprocess.Popen([sys.executable, "-c", MAKES_ONE], **pipes)
     return process, Path(process.stdout.readline().strip())
@@ -40,7 +40,7 @@ def test_next_launch_removes_what_kill_9_left_and_nothing_that_lives() -> None:
     killed, left = start()
     killed.kill()
     killed.communicate()
-    # the holder of its lock is alive, and no number of a process can be taken for it
+    # the holder of its lock is alive, whatever pids are in use
     holder = os.open(left, os.O_RDONLY)
     fcntl.flock(holder, fcntl.LOCK_EX)
     assert remove_abandoned() == []
@@ -61,7 +61,7 @@ def test_next_launch_removes_what_kill_9_left_and_nothing_that_lives() -> None:
 def test_what_another_user_put_there_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Opening the pipe would wait for a writer, for ever."""
+    """Opening the pipe would wait forever for a writer."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     (tmp_path / "somewhere").mkdir()
     (tmp_path / f"{PREFIX}aaaaaaaa").symlink_to(tmp_path / "somewhere")
@@ -86,7 +86,7 @@ def test_folders_of_others_stay() -> None:
     for folder in others:
         folder.mkdir()
     with private_folder() as mine:
-        # of which host it is
+        # the host that it belongs to
         assert mine.name.startswith(f"minitrain-meeting-{socket.gethostname()}-")
         assert mine.stat().st_mode & 0o777 == 0o700
         assert all(folder.exists() for folder in others)
@@ -97,7 +97,7 @@ def test_folders_of_others_stay() -> None:
 def test_folder_taken_for_abandoned_while_it_was_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Between the making of the folder and the lock another process may look."""
+    """Another process may check between creation and lock of the folder."""
     make = tempfile.mkdtemp
     made: list[Path] = []
 
@@ -146,6 +146,6 @@ print(os.path.basename(cache_dir()).startswith("torchinductor_"))
 
 
 def test_compiler_that_is_not_used_leaves_no_folder(tmp_path: Path) -> None:
-    """And one that is used has the cache that torch gives it."""
+    """If used, it has the cache that torch chooses."""
     done = run_python("-c", COMPILER, TMPDIR=str(tmp_path))
     assert done.stdout == "[]\nTrue\n", done.stderr

@@ -1,4 +1,4 @@
-"""One torchrun on each of two hosts, here both on loopback: how they end together."""
+"""One torchrun on each of two hosts (both on loopback), and how they exit."""
 
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -12,13 +12,13 @@ from thorough import thorough_after
 SCRIPT = """
 import atexit, os, sys, time
 from minitrain.core.errors import run_stage
-from minitrain.harness import host_rendezvous as gathering
+from minitrain.harness import host_rendezvous as rendezvous
 from minitrain.harness.hosts import Hosts, Interface
 from minitrain.comm.store import interfaces
 from minitrain.harness.ranks import run_as_ranks
 
 number, port, late, code = map(int, sys.argv[1:])
-gathering.TOLD_S = 1.0
+rendezvous.REPORTS_S = 1.0
 
 def body(launcher):
     from minitrain.comm.groups import barrier, distributed
@@ -42,8 +42,8 @@ if __name__ == "__main__":
 
 
 def run_two(folder: Path, late: int, code: int) -> list[tuple[int, str]]:
-    """How each host ends, and its last line, where rank ``late`` (one on each) is the
-    last and ends with ``code``.
+    """Return exit code and last line of each host; rank ``late`` (one per host) exits
+    last, with ``code``.
     """
     (folder / "ranks.py").write_text(SCRIPT)
     told = [str(value) for value in (free_port(), late, code)]
@@ -61,10 +61,10 @@ def run_two(folder: Path, late: int, code: int) -> list[tuple[int, str]]:
 def test_rank_that_ends_after_those_of_the_other_host_is_waited_for(
     late: int, code: int, tmp_path: Path
 ) -> None:
-    """Before, the other host was held for 300 s, and then named this one as lost."""
+    """Before, the other host waited for 300 s, and then named this one as lost."""
     first, second = run_two(tmp_path, late, code)
     assert first[0] == second[0] == (2 if code else 0), (first, second)
-    failed = rf"error: rank {late} \(process \d+ on \S+\): ended with exit code 7 "
+    failed = rf"error: rank {late} \(process \d+ on \S+\): exited with code 7 "
     if code:
         assert first == second
         assert re.fullmatch(failed + "after its last step", first[1])

@@ -1,4 +1,4 @@
-"""Ranks under torchrun: ports, one line for a mistake, and nothing left behind."""
+"""Ranks under torchrun: ports, one line per mistake, and cleanup."""
 
 import os
 import re
@@ -53,7 +53,7 @@ def test_what_another_torchrun_left_is_one_line(
     line = refusal(run_as_ranks, "ranks", ran.append, 2, threads_per_process=1)
     assert not ran
     assert line == (
-        "environment: WORLD_SIZE = 4 does not fit a run of 2; where torchrun did not "
+        "environment: WORLD_SIZE = 4 does not match a run of 2; if torchrun did not "
         "start this process, unset TORCHELASTIC_RUN_ID"
     )
 
@@ -69,9 +69,7 @@ u.find_spec = lambda n: None if n.endswith('distributed.run') else find(n)
 def test_module_starts_itself(
     hide: str, launcher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A rank in the environment is ignored unless all of it is there, with the sign of
-    torchrun.
-    """
+    """Rank variables are ignored unless all are set, with torchrun's run id."""
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("RANK" if hide else "TORCHELASTIC_RUN_ID", "3")
     (tmp_path / "ranks.py").write_text(hide + TORCHRUN)
@@ -121,7 +119,7 @@ def test_mistake_and_bug_in_a_torchrun_rank_are_one_line(
 def test_rank_that_is_ended_while_it_reports_has_no_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before, half of one was read, and that rank named as the cause."""
+    """Before, half a report was read, and that rank named as the cause."""
     monkeypatch.setattr(Path, "rename", lambda *_: None)
     write_report(tmp_path, 1, RankError("a bug"))
     assert read_report(tmp_path, 1) is None
@@ -151,8 +149,8 @@ def test_ctrl_c_is_one_line_at_once(busy: str, tmp_path: Path) -> None:
         start_new_session=True,
     )
     wait_for(lambda: list(tmp_path.glob("here-*")), count=2)
-    # as a terminal does: to the whole group
+    # as a terminal does, to the whole process group
     os.killpg(process.pid, signal.SIGINT)
-    # a rank that gets SIGINT itself is waited for, for half a minute
+    # torchrun waits half a minute for a rank that gets SIGINT itself
     _, stderr = process.communicate(timeout=GENEROUS_S)
     assert (process.returncode, stderr) == (130, "error: interrupted\n")

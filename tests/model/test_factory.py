@@ -1,4 +1,4 @@
-"""The user's own model: found and tried, or refused in one line that says why."""
+"""The user's own model: loaded and tried, or rejected with one line."""
 
 import sys
 import textwrap
@@ -24,7 +24,7 @@ BATCH = batch_of([[1, 2, 3, 4], [5, 6]], 4)
 
 
 def section(file: Path | str = "nowhere.py", factory: str = "make") -> Model:
-    """The ``model`` section that names this file and factory."""
+    """Return the ``model`` section that names this file and factory."""
     return tiny_params().model.model_copy(
         update={"file": str(file), "factory": factory}
     )
@@ -44,7 +44,7 @@ def write(tmp_path: Path) -> Callable[[str], Path]:
 
 Write = Callable[[str], Path]
 
-# with annotations as text, dataclasses look their module up by its name
+# with string annotations, dataclasses look up their module by name
 WORKING = """
     from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_model_file_with_a_dataclass(write: Write) -> None:
 
 
 def test_package_and_callable() -> None:
-    # model.file is not looked at
+    # model.file is not used
     model = build_model(section(factory="minitrain.model.gpt:mini_gpt"), VOCAB_SIZE)
     assert type(model) is MiniGPT
     try_model(model, BATCH)
@@ -84,7 +84,7 @@ def test_package_and_callable() -> None:
 LACKS_MAKE = "model.factory = 'make': {path} has no function 'make'"
 NO_MODULE = "must return a torch.nn.Module"
 MAKE = "def make(params, vocab_size):\n"
-# a model file, how the line begins, and what else it holds
+# a model file, the start of the line, and text that it contains
 REFUSED_FILES: dict[str, tuple[str, ...]] = {
     "name that is not there": ("x = 1\n", LACKS_MAKE),
     "name of something else": ("make = 3\n", LACKS_MAKE),
@@ -129,9 +129,9 @@ def test_file_imports_its_neighbors(
     (sizes / "rows.py").write_text("ROWS = 5\n")
     layers = "from torch import nn\ndef layer(rows): return nn.Embedding(rows, 7)\n"
     (tmp_path / "wide" / "layers.py").write_text(layers)
-    # like a folder that some tool left behind
+    # like a folder that a tool left behind
     (tmp_path / "wide" / "hypothesis").mkdir()
-    # seen from the working folder, as params.yaml names it
+    # relative to the working folder, as in params.yaml
     monkeypatch.chdir(tmp_path)
     path = Path("wide", "my_model.py")
     path.write_text(
@@ -187,7 +187,7 @@ def test_package_that_is_refused(factory: str, line: str) -> None:
 
 
 class Scripted(nn.Module):
-    """A model with one parameter, whose output a test gives."""
+    """Model with one parameter and a given output."""
 
     def __init__(self, output: Callable[[Tensor], Any]) -> None:
         super().__init__()
@@ -199,7 +199,7 @@ class Scripted(nn.Module):
 
 
 class FailsBackward(torch.autograd.Function):
-    """An identity whose backward pass fails."""
+    """Identity whose backward pass fails."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -215,7 +215,7 @@ def having(loss: Any) -> SimpleNamespace:
 
 
 def spare(layer: nn.Module) -> Scripted:
-    """A model of which the loss is the sum of a weight, with another layer."""
+    """Return a model whose loss is the sum of one weight, with another layer."""
     model = Scripted(lambda w: having(w.sum()))
     model.spare = layer
     return model
@@ -228,8 +228,8 @@ def sparse() -> nn.Module:
 
 
 NO_LOSS = "model: the output has no .loss; it must hold the mean over real targets"
-NOTHING_TO_TRAIN = "model: no parameter of it can be trained by its .loss"
-# what a model gives, or a model, and how the line begins
+NOTHING_TO_TRAIN = "model: none of its parameters can be trained by its .loss"
+# a model or its output, and the start of the line
 REFUSED: dict[str, tuple[Any, str]] = {
     "no loss": (lambda w: SimpleNamespace(logits=w), NO_LOSS),
     "nothing": (lambda w: None, NO_LOSS),
@@ -295,7 +295,7 @@ def test_model_that_is_fine(model: nn.Module) -> None:
 
 
 def test_place_of_an_error_is_none_of_ours() -> None:
-    """Where no line of the user's failed, there is no place to name."""
+    """If no line of user code failed, no location is given."""
     model = nn.Linear(2, 2)
     line = refusal(try_model, model, BATCH)
     assert line.startswith("model: TypeError: ")
@@ -304,7 +304,7 @@ def test_place_of_an_error_is_none_of_ours() -> None:
 
 
 def test_place_in_the_default_model_is_named() -> None:
-    """It is there to be changed."""
+    """It is meant to be edited."""
     model = build_model(tiny_params().model, 2)
     assert "minitrain/model/gpt.py:" in refusal(try_model, model, BATCH)
 

@@ -17,7 +17,7 @@ ROUNDING = 1e-12
 
 @pytest.fixture
 def model() -> MiniGPT:
-    """Two layers, two heads, ten tokens, blocks of six."""
+    """Build a model with two layers, two heads, ten tokens, blocks of six."""
     torch.manual_seed(0)
     return MiniGPT(vocab_size=10, block_size=6, n_layer=2, n_head=2, n_embd=8)
 
@@ -25,9 +25,8 @@ def model() -> MiniGPT:
 def naive_gpt(
     state: dict[str, torch.Tensor], ids: torch.Tensor, labels: torch.Tensor, heads: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Loss and logits by the textbook: one sequence, one head, one query at a time.
-
-    Uses tensors and their arithmetic, nothing of ``torch.nn``.
+    """Return loss and logits computed naively: one sequence, one head, one query at a
+    time. Uses tensor arithmetic, and nothing of ``torch.nn``.
     """
     layers = 1 + max(int(n.split(".")[1]) for n in state if n.startswith("blocks."))
     everyone = []
@@ -56,7 +55,7 @@ def naive_norm(
     state: dict[str, torch.Tensor], name: str, x: torch.Tensor
 ) -> torch.Tensor:
     mean = x.mean(dim=1, keepdim=True)
-    # the variance of all elements, not of a sample of them
+    # population variance
     variance = ((x - mean) ** 2).mean(dim=1, keepdim=True)
     scaled = (x - mean) / torch.sqrt(variance + 1e-5)
     return scaled * state[f"{name}.weight"] + state[f"{name}.bias"]
@@ -96,7 +95,7 @@ def test_against_an_independent_implementation(model: MiniGPT) -> None:
     """Loss, logits and gradients, with the same state."""
     model = model.double()
     with torch.no_grad():
-        # biases start at 0 and norms at 1: nobody would see that they are left out
+        # biases start at 0 and norms at 1, which would hide their omission
         for parameter in model.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
     inputs = batch_of(ROWS, 6).inputs

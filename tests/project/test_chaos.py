@@ -41,7 +41,7 @@ def test_judge_has_no_objection_to_what_is_well() -> None:
         line = f"ERROR: failed to run: x, exited with {code}\n"
         assert judge.wrong(replace(KILLED, said=line), WELL, WANTED) == []
     assert [judge.outcome(run) for run in (WELL, KILLED)] == ["undisturbed", "repeated"]
-    restarted = replace(WELL, said="rank 1: killed; starting again (1 of 3)\n")
+    restarted = replace(WELL, said="rank 1: killed; restarting (1 of 3)\n")
     later = replace(KILLED, said=restarted.said + KILLED.said)
     for first in (restarted, later):
         assert judge.wrong(first, WELL, WANTED) == []
@@ -61,7 +61,7 @@ def said(text: str) -> Ran:
 
 FEWER = {"data/shards/index.json": "b"}
 TWO_LINES = "first run printed 2 lines of error"
-AGAIN = "1; starting again\nerror: one\n"
+AGAIN = "1; restarting\nerror: one\n"
 SILENT = "ERROR: failed to run: x, exited with 2\n"
 LIES = [
     (has(**{"data/shards/index.json": "c"}), WELL, "first run: data/shards/index.json"),

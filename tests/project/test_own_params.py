@@ -56,7 +56,7 @@ def test_every_key_of_the_file_has_a_comment_above_it() -> None:
 
 
 def test_comment_names_every_strategy() -> None:
-    (comment,) = re.findall("# How gradients become one.*?\n  sync:", TEXT, re.DOTALL)
+    (comment,) = re.findall("# Gradient synchronization.*?\n  sync:", TEXT, re.DOTALL)
     assert [name for name in STRATEGIES if name not in comment] == []
 
 

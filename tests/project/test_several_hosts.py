@@ -253,7 +253,7 @@ def test_rank_killed_on_one_host_is_named_on_both_and_starts_again(
         assert one.returncode == 0, one.said
         assert f"rank 1 (process {rank.pid} on " in one.said
         assert "killed by SIGKILL" in one.said
-        assert "starting again (1 of 3)" in one.said
+        assert "restarting (1 of 3)" in one.said
     assert outputs(two.near, 2) == outputs(project, 2)
 
 
@@ -281,7 +281,7 @@ def test_host_that_is_lost_is_named(two: Two, lost: int) -> None:
         for one in [tree, *tree.children(recursive=True)]:
             one.kill()
         ended = wait(running)
-    assert_one_line(ended[1 - lost], rf"no word from host {lost} \(")
+    assert_one_line(ended[1 - lost], rf"no answer from host {lost} \(")
 
 
 @pytest.mark.parametrize("lost", thorough_after(1, [1, 0]))
@@ -299,5 +299,5 @@ def test_host_whose_cable_is_cut_is_named(two: Two, lost: int) -> None:
     # the limit, until the store is given up, and for the last word
     assert time.monotonic() - began < GENEROUS_S
     for number, one in enumerate(ended):
-        assert_one_line(one, rf"no word from host {1 - number} \(")
+        assert_one_line(one, rf"no answer from host {1 - number} \(")
     assert not [rank for of_host in ranks for rank in of_host if rank.is_running()]

@@ -72,7 +72,7 @@ MISTAKES = {
     "hierarchical on a GPU": checked(
         {"train.sync": "hierarchical", "nccl.world_sizes": [2]},
         "train.sync = 'hierarchical'",
-        "it computes on the CPU",
+        "this one runs on the CPU",
     ),
     "not JSON": Mistake(
         ("corpus",),

@@ -272,4 +272,4 @@ def test_damaged_file_is_named_with_what_makes_it_again(
     assert outcome.output.count("error: ") == 1
     assert "Traceback" not in outcome.output
     assert outcome.line.startswith(f"error: {file}: damaged, or not of this version (")
-    assert "dvc repro makes it again" in outcome.line
+    assert "regenerate it with dvc repro" in outcome.line

@@ -1,4 +1,4 @@
-"""Thousands of ranks: both ways by hand, and what must hold of any."""
+"""Model at scale: both algorithms by hand, and general properties."""
 
 import pytest
 from at_scale import (
@@ -19,7 +19,7 @@ WORK = Workload(2, 64, 32, 100, 4, 1e9)
 
 
 def test_both_ways_by_hand() -> None:
-    # one host needs no way outside
+    # one host needs no link outside
     cluster = Cluster(4, 8, INSIDE, OUTSIDE)
     # 6 messages, 1.5 times the bytes
     assert flat_ring_s(100, cluster) == pytest.approx(6 + 1.5)

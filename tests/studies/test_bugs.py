@@ -1,4 +1,4 @@
-"""The zoo: every bug is caught and located with its cause; no clean run is."""
+"""The zoo: every bug is caught and located with its cause, and no clean run."""
 
 from dataclasses import replace
 from functools import cache
@@ -46,7 +46,7 @@ def test_bug_is_caught_and_located(bug: Bug) -> None:
 
 
 def test_ranks_that_agree_are_no_proof() -> None:
-    """The bugs that comparing ranks with each other would let pass."""
+    """Bugs that a comparison between ranks would miss."""
     silent = {bug.name for bug in BUGS if bug.check not in ("ranks", "reduced_once")}
     assert {"sum_for_mean", "scaled_loss", "mean_of_means"} <= silent
     for name in ("sum_for_mean", "mean_of_means"):

@@ -1,7 +1,6 @@
-"""The cost model: layers, channel and steps by hand, and planted machines found again.
-
-The settings of the study `prediction` serve as they are: what it measures must be
-enough to find all coefficients, and a law that is not the model's must be noticed.
+"""Cost model: layers, channel and steps by hand, and recovery of known coefficients.
+Uses the settings of the study `prediction`: its measurements must suffice to find all
+coefficients, and to detect a law other than the model's.
 """
 
 from collections.abc import Callable
@@ -94,7 +93,7 @@ def test_buckets_by_hand() -> None:
 def test_channel_by_hand() -> None:
     # a byte takes a second on two ranks
     for ready, num_bytes, exposed in [
-        # no overlap: there is nothing to compute any more
+        # no overlap: no computation is left
         ([10], [4], 4),
         ([10, 10, 10], [2, 2, 2], 6),
         # the first is done at 6: hidden
@@ -111,7 +110,7 @@ def test_channel_gives_a_burst_to_whom_waited() -> None:
     link = Link((Line(0, 0, 1.0),), burst_bytes=3)
     # 4 bytes: one second after a pause
     assert channel([10], [4], link, 2) == pytest.approx(1)
-    # the second begins at once, when the first is done at 11: no tokens are left
+    # the second starts immediately when the first is done at 11: no tokens are left
     assert channel([10, 10], [4, 4], link, 2) == pytest.approx(5)
     # at 12 there is one
     assert channel([10, 12], [4, 4], link, 2) == pytest.approx(3)
@@ -144,7 +143,7 @@ def test_step_by_hand() -> None:
     assert step.interference == pytest.approx(1.5 * 0.468 + 0.02 * computing)
     assert step.exposed == pytest.approx(2 * 0.25 + 0.368)
     assert step.seconds == pytest.approx(computing + step.interference + step.exposed)
-    # without communication there is computing alone
+    # without communication only computation is left
     machine = Machine(2, COSTS, overheads=Overheads(step=9, crowd=9))
     assert predict(SMALL.silent, machine).seconds == pytest.approx(2.7)
     # several micro-batches send once
@@ -166,7 +165,7 @@ def test_float16_sends_half_and_is_paid_for() -> None:
 
 
 def test_communication_delays_computing_where_no_core_is_idle() -> None:
-    # caps of 24 bytes make nine buckets; nothing is beside the last
+    # caps of 24 bytes make nine buckets; no computation overlaps the last
     many = replace(SMALL, bucket_cap_mb=24 / 2**20)
     assert len(buckets(layers_of(many), many.bucket_cap_mb)) == 9
     on = Overheads(hidden_bucket=0.1)
@@ -183,7 +182,7 @@ def test_slowdown_by_hand() -> None:
     assert found == pytest.approx([1, 1.2, 1.2 * 1.5 * 1.05, 1.2 * 2 * 1.1])
     four = Machine(4, COSTS, contention=1.3)
     assert [four.slowdown(n) for n in (2, 4)] == pytest.approx([1.1, 1.3])
-    # one core alone has nobody to contend with
+    # one core has no contention
     assert Machine(1, COSTS, contention=9).slowdown(2) == pytest.approx(2)
     machine = Machine(2, COSTS, link_crowding=(3, 2))
     # half a rank more a core: half of what a whole one adds
@@ -213,8 +212,8 @@ def measure(setting: Setting, law: Law, factor: float) -> Measured:
 
 
 def held_out_errors(noise: float) -> Errors:
-    """Fit what the study's settings take, and predict the others. That a law which is
-    not the model's is noticed: tests/project/test_prediction.py.
+    """Fit the steps of the study's settings, and predict the others. Detection of a
+    different law: tests/project/test_prediction.py.
     """
     factors = 1 + np.random.default_rng(7).uniform(-noise, noise, len(FIT))
     measured = [measure(s, seconds_of, f) for s, f in zip(FIT, factors, strict=True)]

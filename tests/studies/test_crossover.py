@@ -1,4 +1,4 @@
-"""Crossovers: where algebra says, and what is compared."""
+"""Crossovers: known solutions, and the settings compared."""
 
 import math
 from dataclasses import replace
@@ -22,7 +22,7 @@ SETTING = Setting("ddp", 2, 4, 128, 8, 4, None, "1gbit")
 
 
 def test_crossover_is_where_algebra_says() -> None:
-    # the one takes 10, the other as long as x: equal at 10; within a factor of 2 unsure
+    # one takes 10, the other x: equal at 10; uncertain within a factor of 2
     found = crossover(lambda x: math.log(x / 10), 1, 1000, math.log(2))
     assert found == Crossover(
         pytest.approx(10), pytest.approx(5), pytest.approx(20), True
@@ -49,7 +49,7 @@ def test_what_varies_and_is_compared() -> None:
 
     several, one = contenders("processes", SETTING)
     assert several == SETTING
-    # the same 16 samples, at once, and nobody to talk to
+    # the same 16 samples in one process, without communication
     assert one == Setting("none", 1, 4, 128, 16, 1)
     half, whole = contenders("compression", SETTING)
     assert (half.sync, whole) == ("fp16_compress", SETTING)
@@ -119,7 +119,7 @@ def test_claims_are_tried_where_they_are_clear_if_that_is_in_the_range() -> None
     assert where.high == pytest.approx(30)
     beyond = crossover(gain, 2, 40, math.log(9))
     assert beyond is not None
-    # nowhere nine times: as clear as it gets
+    # nowhere nine times: the most certain claim possible
     ends = further(found, beyond, (2, 40))
     assert (ends.low, ends.high) == (2, 40)
     one_side = Crossover(10, None, 15, True)

@@ -1,4 +1,4 @@
-"""Errors of predictions by hand, and when a model is believed."""
+"""Errors of predictions by hand, and validation of a model."""
 
 import math
 
@@ -26,7 +26,7 @@ Pairs = dict[tuple[str, str], tuple[float, float]]
 
 
 def apart(ratios: list[tuple[float, float]]) -> Pairs:
-    """Ratios of pairs that share no setting."""
+    """Return ratios of pairs that share no setting."""
     return {(f"one {i}", f"other {i}"): ratio for i, ratio in enumerate(ratios)}
 
 
@@ -39,7 +39,7 @@ def test_error_of_ratios_by_hand() -> None:
     # 19 are right, and one twice as much: 95 % lies 0.05 of the way to it
     found = ratio_error(apart([(4, 2), *[(1, 1)] * (LEAST_COUNT - 1)]))
     assert found == (pytest.approx(0.05 * math.log(2)), "95 % quantile")
-    # few are as wrong as the worst
+    # for few pairs the maximum
     found = ratio_error(apart([(1, 2), *[(1, 1)] * (LEAST_COUNT - 2)]))
     assert found == (pytest.approx(math.log(2)), "largest")
 

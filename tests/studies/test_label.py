@@ -1,4 +1,4 @@
-"""Labels of results: which code measured them, and what changed since."""
+"""Labels of results: the code that measured them, and later changes."""
 
 import json
 import shutil
@@ -26,14 +26,14 @@ def test_every_study_has_a_result_with_a_script() -> None:
     for study in STUDIES:
         assert found[study.name], study
         for script, origin in found[study.name].items():
-            # its own stage writes what is recorded
+            # its own stage writes the recorded hash
             assert "provenance(" in (study / script).read_text(), study
             assert {"measured_at", "machine"} <= {*origin}, study
 
 
 @pytest.fixture
 def study(tmp_path: Path) -> Path:
-    """A study of one measurement and a picture, in a project."""
+    """Create a project with a study of one measurement and a plot."""
     folder = tmp_path / "studies/mine"
     folder.mkdir(parents=True)
     for project in (tmp_path, tmp_path / "studies"):
@@ -64,7 +64,7 @@ def test_label_of_a_study_counts_what_changed(study: Path) -> None:
     files = [f"studies/mine/{name}.py" for name in "abcde"]
     lock = lock_of(root, files)
     (study / "code.lock").write_text(lock_text(lock))
-    # a measurement keeps the list that is there when it runs
+    # a measurement stores the lock file of its time
     assert provenance(study / "a.py")["code"] == lock
     record(study, code=lock)
     expected = f"- `a.py`: {WHERE} None of its 5 measured files has changed since.\n"
@@ -73,7 +73,7 @@ def test_label_of_a_study_counts_what_changed(study: Path) -> None:
     assert label_of_study(study) == expected
     (study / "b.py").write_text("print(2)\n")
     (study / "c.py").unlink()
-    # a new list belongs to no result yet
+    # a new lock file belongs to no result yet
     (study / "code.lock").write_text(lock_text(lock_of(root, files)))
     since = "Since then 2 of 5 measured files changed: studies/mine/b.py, "
     assert since_then(root, measured_in(study)["a.py"]).startswith(since)
@@ -83,7 +83,7 @@ def test_label_of_a_study_counts_what_changed(study: Path) -> None:
 
 
 def test_result_of_code_that_was_not_recorded(study: Path) -> None:
-    # it may stand in a section of its own
+    # it may be in a separate section
     record(study, provenance=ORIGIN)
     why = "The code that measured it was not recorded."
     assert label_of_study(study) == f"- `a.py`: {WHERE} {why}\n"

@@ -1,4 +1,4 @@
-"""Least squares without negative coefficients, against all subsets of features."""
+"""Nonnegative least squares, against all subsets of features."""
 
 from itertools import combinations
 
@@ -38,7 +38,7 @@ def squares(rows: Array, target: Array, found: Array) -> float:
 
 
 def best_of_subsets(rows: Array, target: Array) -> float:
-    """The least squares over all sets of features whose best fit is not negative."""
+    """Return the least squares over all subsets whose best fit is nonnegative."""
     count = rows.shape[1]
     least = squares(rows, target, np.zeros(count))
     for size in range(1, count + 1):

@@ -1,4 +1,4 @@
-"""Links: the ring by hand, and planted coefficients that are found again."""
+"""Link model: the ring by hand, and recovery of known coefficients."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ def test_ring_by_hand() -> None:
     assert Link.of(0, 1e-9).seconds(3e6, 3) == pytest.approx(4e-3)
     assert Link.of(0, 1e-9).seconds(3e6, 4) == pytest.approx(4.5e-3)
 
-    # there and round again: 2 (n - 1)
+    # reduce-scatter and all-gather: 2 (n - 1)
     found = [Link.of(1e-3, 0).seconds(3e6, ranks) for ranks in (1, 2, 4, 8)]
     assert found == pytest.approx([0, 2e-3, 6e-3, 14e-3])
 
@@ -91,7 +91,7 @@ def test_second_line_where_large_messages_are_unlike_small_ones() -> None:
 
 
 def test_a_law_that_is_no_line_shows_as_error() -> None:
-    """The model must be able to fail: time grows with the square of the size."""
+    """The model must be able to fail: here time grows with the square of the size."""
     times = [1e-4 + 1e-14 * size**2 for size in SIZES]
     link = fit_link(SIZES, times, [2] * 13)
     predicted = [link.seconds(size, 2) for size in SIZES]
@@ -116,9 +116,9 @@ def test_crowding_by_hand() -> None:
 
 
 def test_network_needs_what_no_rank_shares_a_core_for() -> None:
-    """That it is found again: tests/project/test_prediction.py."""
+    """Recovery of coefficients: tests/project/test_prediction.py."""
     rows = [Reduction("loopback", 2, x, ALPHA + BETA * x) for x in SIZES]
-    # with a core for each rank nothing is crowded, and without cables there are none
+    # with a core per rank there is no crowding, and without cables no cable model
     network, factors = fit_network(rows, 4, 1000)
     assert (network.cable, factors) == (None, (1, 1))
     with pytest.raises(UserError, match="needs all-reduces over loopback of at most 2"):

@@ -1,6 +1,5 @@
-"""Hosts on one machine: what goes over the cable, and that nothing is left of it.
-
-Needs root and iproute2 but for the refusals.
+"""Simulated hosts: traffic over the cable, and cleanup. Needs root and iproute2 except
+for the rejections.
 """
 
 import ctypes
@@ -31,7 +30,7 @@ pytestmark = pytest.mark.slow
 WHY_NOT = why_not()
 needs_root = pytest.mark.skipif(WHY_NOT is not None, reason=f"{WHY_NOT}")
 ELEMENTS = 100_000
-# prints the networks that it holds, and waits to be killed
+# prints its namespaces, and waits to be killed
 HOLDER = """
 import os, time
 from network_namespaces import Networks
@@ -46,7 +45,7 @@ def own_network() -> str:
 
 
 def sent_bytes(path: str) -> int:
-    """What left the host at ``path`` over the cable so far."""
+    """Return the bytes sent by the host at ``path`` over the cable so far."""
     command = ["ip", "-s", "-j", "link", "show", "dev", CABLE]
     with inside(path):
         done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -54,7 +53,7 @@ def sent_bytes(path: str) -> int:
 
 
 def add_over_cable(paths: Sequence[str]) -> tuple[float, list[int], str]:
-    """The sum of an all-reduce, what left each host meanwhile, and this network."""
+    """Return the sum of an all-reduce, bytes sent per host, and the namespace."""
     with distributed() as (rank, world_size):
         with over(paths[host_of(rank, world_size)]):
             group = dist.new_group(list(range(world_size)))
@@ -121,9 +120,7 @@ def test_nothing_is_left_after_a_kill(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def networks_in_use() -> set[int]:
-    """Of all that any process is in, or holds open: there are no others, as none is
-    bound to a name.
-    """
+    """Return the namespaces that any process has entered or holds open."""
     found = set()
     for pattern in ("[0-9]*/ns/net", "[0-9]*/fd/*"):
         for path in Path("/proc").glob(pattern):
@@ -145,7 +142,7 @@ def test_who_cannot_is_told_why(monkeypatch: pytest.MonkeyPatch) -> None:
         patch.setattr(networks.shutil, "which", lambda _: None)
         assert "needs iproute2 (ip is missing)" in refusal(Networks)
 
-    # root may lack a right
+    # root may have restricted capabilities
     def refuse(_: int) -> int:
         ctypes.set_errno(errno.EPERM)
         return -1

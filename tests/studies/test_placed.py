@@ -1,4 +1,4 @@
-"""Many settings in one set of processes: what a row holds, and what ranks really do."""
+"""Many settings in one set of processes: rows, and the work of the ranks."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -64,7 +64,7 @@ def test_every_rank_has_a_row_of_each_turn(shards: Path) -> None:
         assert min(parts) > 0
         # what lies between the barriers of a turn, and a little more
         assert sum(parts) < row["seconds"]
-    # one and two see the same four samples a step
+    # one and two processes see the same four samples per step
     tokens = {(r["arm"], r["round"], r["rank"]): r["tokens"] for r in rows}
     for number in range(ROUNDS):
         assert tokens["one", number, 0] == tokens["two", number, 1]
@@ -73,7 +73,7 @@ def test_every_rank_has_a_row_of_each_turn(shards: Path) -> None:
         sizes = [trial.num_bytes for trial in one.trials]
         assert sizes == [size for size in SIZES for _ in range(TRIALS)] * ROUNDS
         assert all(trial.end > trial.start for trial in one.trials)
-    # on one clock: nobody is done before the last has begun
+    # on one clock: no rank is done before the last has started
     for first, second in zip(*(one.trials for one in found[:2]), strict=True):
         assert max(first.start, second.start) < min(first.end, second.end)
 
@@ -95,7 +95,7 @@ def bucket_bytes(params: Params, shards: Path, arm: Placed) -> list[int]:
     with distributed():
         folder = shards / "world-2"
         contestant = Contestant(arm, arm.params(params), folder, world())
-        # DDP makes its buckets anew after the first step
+        # DDP rebuilds its buckets after the first step
         contestant.take_turn(2)
         return [event.num_bytes for event in contestant.worker.sync.trace.events]
 
@@ -104,7 +104,7 @@ def bucket_bytes(params: Params, shards: Path, arm: Placed) -> list[int]:
 def test_buckets_are_those_of_the_cost_model(
     cap_mb: float | None, shards: Path
 ) -> None:
-    """Which takes its layers for those of MiniGPT, and DDP's rule for its own."""
+    """The model assumes MiniGPT's layers and DDP's bucket rule."""
     changes = (("sync", "ddp"), ("bucket_cap_mb", cap_mb))
     arm = Placed("two", 2, 1, changes, True, n_layer=2, n_embd=16, samples=2)
     params = tiny_params()

@@ -1,4 +1,4 @@
-"""Settings: their rows, names and link rates, and which differ in an effect."""
+"""Settings: rows, names, link rates, and differences with an effect."""
 
 from dataclasses import replace
 from typing import Any
@@ -62,7 +62,7 @@ def test_names_tell_settings_apart() -> None:
 def test_what_is_new() -> None:
     fitted = [setting_of(ROW), setting_of(changed(3, 64))]
     assert new_in(setting_of(ROW), fitted) == []
-    # each value alone was seen, though not with the other: that is not new
+    # each value was fitted, though not together: not new
     assert new_in(setting_of(changed(3, 64)), fitted) == []
     other = setting_of(["ddp", 3, 4, 96, 8, 2, None, "1gbit"])
     assert new_in(other, fitted) == ["processes", "n_embd"]
@@ -76,7 +76,7 @@ def test_what_makes_the_same_steps_is_a_twin() -> None:
         found = repeated([whole, DDP], [other, twin])
         assert found is not None
         assert found[0] == 1
-    # of one that is held out itself
+    # a duplicate of a held-out setting
     assert repeated([DDP], [other, replace(other, link="1000mbit")]) == (1, other)
     # without communication neither a link nor a cap has an effect
     silent = replace(DDP, sync="none")

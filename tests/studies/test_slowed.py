@@ -1,4 +1,4 @@
-"""A rank that is slowed is named, by real ranks and clocks, and computes the same."""
+"""A slow rank is named, with real ranks and clocks, and its bits stay the same."""
 
 import subprocess
 import sys
@@ -20,7 +20,7 @@ from minitrain.sync.guarantees import Defaults
 pytestmark = pytest.mark.slow
 # of some milliseconds
 STEPS = 40
-# joins a group, and computes for half a second
+# joins a control group, and computes for half a second
 BUSY = """
 import sys, time
 with open(sys.argv[1], "w") as procs:
@@ -40,14 +40,14 @@ def test_rank_that_is_slowed_a_lot_is_named(rank: int, is_busy: bool) -> None:
     found = find_stragglers(pd.DataFrame(rows), 4)
     assert found.undecided is None
     assert [lag.rank for lag in found.slow] == [rank]
-    # nobody sleeps less than told; how much more, the machine decides
+    # sleep lasts at least as long as requested
     assert found.slow[0].excess_ms > 15
     assert found.others_wait_ms is not None
     assert found.others_wait_ms > 15
 
 
 def test_slowed_rank_is_named_where_others_wait_in_the_hook() -> None:
-    """With several buckets, each of which the fast rank waits for before it goes on."""
+    """With several buckets, for each of which the fast rank waits."""
     sync, many = find_strategy("hierarchical"), Defaults(bucket_cap_mb=0.004)
     run = replace(make_run(steps=80), hash_every=80, sync=sync, tuning=many)
     rows = pd.DataFrame(timed_run(run, 2, Delay(1, 30), timeout_s=120))
@@ -66,7 +66,7 @@ def test_slowed_rank_computes_the_same() -> None:
 
 
 def test_quota_holds_back_or_says_why() -> None:
-    """Control groups take root, and not every machine has them."""
+    """Control groups need root, and are not available everywhere."""
     if reason := why_no_quota():
         assert "control group" in reason or "quota" in reason
         return
@@ -93,6 +93,6 @@ def test_quota_that_cannot_be_had_is_one_line(tmp_path: Path) -> None:
 
     missing = tmp_path / "none"
     assert refusal(missing).startswith(f"{missing}: no control group can be made: ")
-    # a folder that is none of the kernel's: it makes no files
+    # an ordinary folder, in which the kernel creates no files
     assert "cpu.max: no quota can be set: " in refusal(tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""The sweep of all-reduces: statistics by hand, injected faults, a tiny real one."""
+"""Sweep of all-reduces: statistics by hand, injected faults, a small real sweep."""
 
 import importlib
 from contextlib import ExitStack
@@ -58,7 +58,7 @@ def test_statistics_by_hand(world_size: int, factor: float) -> None:
         "algbw_gb_per_s": pytest.approx(2.0),
         "busbw_gb_per_s": pytest.approx(2.0 * factor),
     }
-    # nothing travels
+    # nothing is sent
     for backend, ranks in (("gloo", 1), ("copy", 2)):
         assert statistics(backend, ranks, 4_000, [1e-6])["busbw_gb_per_s"] is None
 
@@ -80,12 +80,12 @@ def test_small_sweep_measures_all_in_turn() -> None:
         assert row["num_trials"] >= MIN_TRIALS
         assert 0 < row["p5_us"] <= row["p50_us"] <= row["p95_us"]
         assert (row["busbw_gb_per_s"] is None) == (row["backend"] == "copy")
-    # side by side: each size has as many trials of one as of another
+    # interleaved: each backend has equally many trials of a size
     assert len({(row["num_bytes"], row["num_trials"]) for row in rows}) == len(SIZES)
 
 
 def test_sizes_come_again_in_another_order() -> None:
-    """What slows the first seconds of a sweep is no effect of the smallest sizes."""
+    """A slow start of the sweep must not look like an effect of small sizes."""
     order = visits(14)
     passes = [order[i : i + 14] for i in range(0, len(order), 14)]
     assert all(sorted(each) == list(range(14)) for each in passes)
@@ -107,7 +107,7 @@ def test_sizes_come_again_in_another_order() -> None:
 
 
 def test_statistics_are_of_timed_trials(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two ranks, a size: 2 and 3 us of computing, rank 1 begins 20 us late."""
+    """Two ranks and one size: 2 and 3 us of computation, rank 1 starts 20 us late."""
 
     def of_rank(start: float, took: float) -> list[dict[str, list[Trial]]]:
         warm_up = Trial(0.0, 1.0, True, False)
@@ -118,7 +118,7 @@ def test_statistics_are_of_timed_trials(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(sweeping, "launch", lambda *_, **__: ranks)
     gloo, copy = sweep(2, [4], 1.0, {"gloo": Backend(honest)})
     assert (gloo["num_trials"], copy["num_trials"]) == (3, 3)
-    # an all-reduce is under way from the first start to the last end
+    # an all-reduce lasts from the first start to the last end
     assert gloo["p95_us"] == pytest.approx(23)
     assert copy["p95_us"] == pytest.approx(3)
 
@@ -128,7 +128,7 @@ def honest(_: ExitStack) -> AllReduce:
 
 
 def lossy(_: ExitStack) -> AllReduce:
-    """Forgets the last element of what is large."""
+    """Drop the last element of large tensors."""
 
     def all_reduce(tensor: Tensor) -> None:
         dist.all_reduce(tensor if len(tensor) == 1 else tensor[:-1])
@@ -137,7 +137,7 @@ def lossy(_: ExitStack) -> AllReduce:
 
 
 def stale(_: ExitStack) -> AllReduce:
-    """Rank 1 hands out what the second trial of this size gave, from then on."""
+    """Return the result of the second trial from then on, on rank 1."""
     seen: dict[int, list[Tensor]] = {}
 
     def all_reduce(tensor: Tensor) -> None:
@@ -167,10 +167,10 @@ def test_wrong_result_is_named(wrong: object, num_bytes: int, rank: int) -> None
 
 
 def test_wrong_copy_is_named() -> None:
-    """The limit must have been reached by what does copy."""
+    """The limit must come from a working copy."""
 
     def breaks_the_copy(_: ExitStack) -> AllReduce:
-        # in the rank's own process, which is gone afterwards
+        # in the rank's process, which exits afterwards
         sweep_rank._Payload.copy = lambda self: None
         return dist.all_reduce
 
@@ -179,7 +179,7 @@ def test_wrong_copy_is_named() -> None:
 
 
 def test_wrong_once_is_enough() -> None:
-    """Even while it warms up; all else is right."""
+    """Even during warm-up, with all other trials correct."""
 
     def once(_: ExitStack) -> AllReduce:
         calls = []
@@ -204,7 +204,7 @@ def study(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def table(*rows: tuple[int, int, float, float, float]) -> pd.DataFrame:
-    """Rows of processes, bytes, and the median seconds of gloo, shm and the copy."""
+    """Return rows of processes, bytes, and median seconds of gloo, shm and copy."""
     return pd.DataFrame(
         statistics(name, world_size, num_bytes, [seconds])
         for world_size, num_bytes, *times in rows

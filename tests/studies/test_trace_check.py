@@ -1,4 +1,4 @@
-"""What a trace is held to: a hand-made one that is right, and faults planted in it."""
+"""Trace checks: a correct hand-made trace, and injected faults."""
 
 import copy
 import math
@@ -16,7 +16,7 @@ from minitrain.sync.strategy import BucketEvent
 
 US = 1000
 STEPS = (5, 6)
-# of a step of 100 us, in us from its beginning
+# spans of a step of 100 us, in us from its start
 PHASES = {
     "data": (0, 10),
     "forward": (10, 30),
@@ -32,7 +32,7 @@ Ranks = list[TracedRank]
 
 
 def hand_made(rank: int) -> TracedRank:
-    """Two steps with two buckets each, under way together from 55 to 60 us."""
+    """Return two steps with two buckets each, which overlap from 55 to 60 us."""
     spans, buckets, last = [], {}, {}
     for step in STEPS:
         start = 100 * step
@@ -68,8 +68,8 @@ def test_what_the_trace_tells_of_a_step(ranks: Ranks) -> None:
     step = steps_in(trace_of(ranks))[1][6]
     assert (step.rank, step.number) == (1, 6)
     assert step.lasted_ms("forward") == pytest.approx(0.020)
-    # on rank 1 buckets are under way from 46 to 71 us, one or both of them; what comes
-    # after the last gradient is exposed until all is reduced, at 72 us
+    # on rank 1 buckets are reduced from 46 to 71 us; communication after the last
+    # gradient is exposed until all are reduced, at 72 us
     expected = {
         "comm_total_ms": 0.025,
         "comm_hidden_ms": 0.019,
@@ -77,7 +77,7 @@ def test_what_the_trace_tells_of_a_step(ranks: Ranks) -> None:
     }
     found = step.communication()
     assert {key: found[key] for key in expected} == pytest.approx(expected)
-    # buckets that are under way at once lie on two tracks
+    # overlapping buckets are on two tracks
     assert [one.track for one in ranks[0].reductions[:2]] == [
         "all-reduce",
         "all-reduce 2",
@@ -94,7 +94,7 @@ def moved(one: Span, by_ns: int) -> Span:
 
 
 def elsewhere(rank: TracedRank, by_ns: int) -> TracedRank:
-    """As on a host whose clock differs: all that the rank says is late."""
+    """Shift all times of the rank, as on a host with another clock."""
     return replace(
         with_offset(rank, by_ns),
         reductions=[moved(one, by_ns) for one in rank.reductions],
@@ -117,7 +117,9 @@ def test_an_offset_that_is_a_second_wrong_is_seen(ranks: Ranks) -> None:
 
 
 def test_no_rank_can_wait_for_nobody(ranks: Ranks) -> None:
-    """Rank 0 reduces its first bucket at 60 us: rank 1 has it in time, or not."""
+    """Rank 0 reduces its first bucket at 60 us; rank 1 has handed it over by then, or
+    not.
+    """
     assert problems(trace_of([ranks[0], elsewhere(ranks[1], 14 * US)])) == []
     found = problems(trace_of([ranks[0], elsewhere(ranks[1], 14 * US + 1)]))
     too_early = "was reduced on a rank before all had handed it over"
@@ -125,13 +127,13 @@ def test_no_rank_can_wait_for_nobody(ranks: Ranks) -> None:
 
 
 def test_what_the_clocks_are_not_known_to_is_forgiven(ranks: Ranks) -> None:
-    # the last bucket ends at 71 us, the optimizer begins at 72, or is said to at 70.5
+    # the last bucket ends at 71 us, the optimizer starts at 72, or at 70.5
     allowed, too_far = (with_offset(ranks[0], by) for by in (-1500, -1501))
     assert problems(trace_of([allowed])) == []
     found = problems(trace_of([too_far]))
     assert len(found) == len(STEPS)
     assert all("ends 0.001 ms after the optimizer began" in line for line in found)
-    # a clock that nobody knows forgives nothing
+    # an unknown clock allows no tolerance
     guessed = replace(ranks[1], offset=Offset(OFFSET.ns, 2_000_000))
     found = problems(trace_of([ranks[0], guessed]))
     assert found == ["rank 1: clocks only known to 2.0 ms"]
@@ -152,7 +154,7 @@ def test_a_trace_with_problems_ends_in_one_line(ranks: Ranks) -> None:
 
 
 def change(rank: TracedRank, which: str, **changes: Any) -> TracedRank:
-    """The first span or bucket of that name changed."""
+    """Change the first span or bucket of that name."""
     spans, reductions = list(rank.spans), list(rank.reductions)
     for found in (spans, reductions):
         for index, one in enumerate(found):

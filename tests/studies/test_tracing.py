@@ -1,4 +1,4 @@
-"""Traces of real ranks: what is in them, and that it lies where it belongs."""
+"""Traces of real ranks: content, and alignment of spans."""
 
 import gzip
 import json
@@ -45,7 +45,7 @@ MICRO_BATCHES = {"ddp, three micro-batches": 3, "invariant": 2}
 
 @dataclass
 class Traced:
-    """What two ranks traced, the final state of rank 0, and that of a run without a
+    """Traces of two ranks, the final state of rank 0, and that state without a
     profiler.
     """
 
@@ -85,7 +85,7 @@ def runs() -> dict[str, Traced]:
 
 @pytest.fixture
 def run(request: pytest.FixtureRequest, runs: dict[str, Traced], shards: Path) -> Any:
-    """The run of the test's name, made once; that of DDP unless it has one."""
+    """Return the run of the test's name, cached; by default DDP."""
     name = getattr(request, "param", "ddp")
     if name not in runs:
         runs[name] = traced_run(name, shards)
@@ -98,7 +98,7 @@ Named = tuple[str, Traced]
 
 @each_run
 def test_a_trace_is_right_and_tracing_changes_no_bits(run: Named) -> None:
-    """That phases and buckets lie where they must: see test_trace_check.py."""
+    """For the order of phases and buckets see test_trace_check.py."""
     name, traced = run
     trace = traced.trace()
     assert problems(trace) == []
@@ -156,7 +156,7 @@ def test_ranks_have_a_process_each_and_their_tracks_names(run: Named) -> None:
     threads = {
         tid: (pid, name) for kind, pid, tid, name in named if kind == "thread_name"
     }
-    # a viewer may know a thread by its number alone
+    # a viewer may identify a thread by its id only
     used = {(e["tid"], e["pid"]) for e in events if e["ph"] != "M"}
     assert used == {(tid, pid) for tid, (pid, _) in threads.items()}
     for rank in (0, 1):
@@ -181,7 +181,7 @@ def test_torchs_ops_lie_in_the_phases_that_call_them(run: Named, shards: Path) -
             own = [event for event in events if event["pid"] == rank]
             inside = {e["name"] for e in own if begin <= begin_ns(e) < end}
             assert OPS.get(phase["name"], phase["name"]) in inside
-    # those that are too short are left out and counted
+    # ops that are too short are omitted and counted
     trace = traced_run("ddp", shards, math.inf).trace()
     kinds = {e["cat"] for e in trace["traceEvents"] if e["ph"] == "X"}
     assert kinds == {"step", "phase", "all-reduce"}
@@ -192,7 +192,7 @@ def test_file_is_what_was_traced_and_repeats(run: Named, tmp_path: Path) -> None
     trace, path = run[1].trace(), tmp_path / "trace.json.gz"
     write_trace(path, trace)
     assert read_trace(path) == trace
-    # no viewer knows NaN
+    # viewers reject NaN
     json.loads(gzip.decompress(path.read_bytes()), parse_constant=pytest.fail)
     first = path.read_bytes()
     write_trace(path, json.loads(json.dumps(trace)))
@@ -206,17 +206,17 @@ def test_file_is_what_was_traced_and_repeats(run: Named, tmp_path: Path) -> None
 
 
 def test_offset_lies_between_all_readings() -> None:
-    # ours is 100 ahead: the first says 95 to 130, the second 80 to 104
+    # our clock is 100 ahead: the first reading gives 95 to 130, the second 80 to 104
     readings = [Readings(1000, 1095, 1130), Readings(2000, 2080, 2104)]
     # 95 to 104: the middle, and half of it, rounded up
     assert offset_of(readings) == (99, 5)
-    # clocks that part: one says 100 to 102, the other 110 to 112, off by 4 from both
+    # drifting clocks: one gives 100 to 102, the other 110 to 112, off by 4 from both
     readings = [Readings(0, 100, 102), Readings(1000, 1110, 1112)]
     assert offset_of(readings) == (106, 4)
 
 
 def event(name: str, kind: str, thread: int, begin: float, end: float) -> Any:
-    """One of the profiler's, with what is read of it."""
+    """Return a profiler event with the fields that are read."""
     return SimpleNamespace(
         name=name,
         device_type=SimpleNamespace(name=kind),

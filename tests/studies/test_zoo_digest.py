@@ -1,4 +1,4 @@
-"""What the study of bugs leaves for the report, and its pictures."""
+"""Files of the zoo study for the report, and its plots."""
 
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,8 @@ from minitrain.report.studied import loss_curve
 
 
 def zoo() -> dict[str, Any]:
-    """What is in studies/zoo/zoo.json, of three bugs, one of which is not caught: two
-    clean runs lie 1 apart, so that the second bug's curve, 5 away, looks wrong.
+    """Return a zoo.json with three bugs, one of them not caught: two clean runs differ
+    by 1, so that the second bug's curve, at 5, looks wrong.
     """
 
     def bug(check: str, losses: list[float], **verdicts: str) -> dict[str, Any]:

@@ -319,10 +319,10 @@ def _launch(
     world_size: int,
     *,
     threads_per_process: int,
-    gathering: None = None,
+    rendezvous: None = None,
 ) -> None:
     """Do what ``harness.launcher.torchrun`` does, with forks for processes."""
-    assert gathering is None
+    assert rendezvous is None
     from minitrain.harness.failures import failures_of, root_cause
     from minitrain.harness.launcher import rank_environment
     from minitrain.harness.run_dir import private_folder
