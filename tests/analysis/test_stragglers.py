@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 WARMUP = 12
 # own work of a rank that nothing slows, and what communication takes at the least
 OWN, COMM = 80.0, 20.0
-UNTOLD = "no step tells a rank's own work from communication"
+UNTOLD = "no step separates a rank's own work from communication"
 
 
 def row(step: int, rank: int, own_ms: float, slowest_ms: float) -> dict[str, Any]:
@@ -245,18 +245,18 @@ def test_two_slow_ranks_of_four() -> None:
 def test_too_few_ranks_or_steps_decide_nothing() -> None:
     """Not even where a rank is slower in all of them."""
     alone = find_stragglers(run(np.full((40, 1), OWN)), WARMUP)
-    assert alone.undecided == "one rank has no other that waits for it"
+    assert alone.undecided == "with one rank, no other rank waits"
     assert alone.numbers()["visible_ms"] is None
     own = np.tile([OWN, OWN + 50], (8, 1))
     found = find_stragglers(run(own[:7]), WARMUP)
     # 1 of 128 is more than half of 1 %
-    assert found.undecided == "7 steps are too few, 8 would do"
+    assert found.undecided == "7 steps are too few, at least 8 are needed"
     assert (found.slow, found.visible_ms) == ([], None)
     assert named(run(own)) == [1]
     # of four ranks each may be called in a quarter of 1 %, and 2 ** -9 is less
     four = np.tile([OWN, OWN, OWN, OWN + 50], (9, 1))
     found = find_stragglers(run(four[:8]), WARMUP)
-    assert found.undecided == "8 steps are too few, 9 would do"
+    assert found.undecided == "8 steps are too few, at least 9 are needed"
     assert named(run(four)) == [3]
 
 
@@ -305,7 +305,7 @@ def test_wait_within_backward_hides_nobody() -> None:
 def test_wait_within_backward_and_few_steps_decide_nothing() -> None:
     timings = calibrated(run(np.tile([OWN, OWN + 50], (7, 1))))
     found = find_stragglers(timings, WARMUP, waits_within=True)
-    assert found.undecided == "7 steps are too few, 8 would do"
+    assert found.undecided == "7 steps are too few, at least 8 are needed"
     # all plain, as where no pass goes without communication
     found = find_stragglers(timings.query("kind == 'plain'"), WARMUP, waits_within=True)
     assert found.undecided == UNTOLD

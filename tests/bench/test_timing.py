@@ -148,4 +148,4 @@ def test_strategy_says_which_steps_tell_of_stragglers(project: Path) -> None:
         steps.append(told["gloo-2"]["stragglers"]["num_steps"])
         undecided = told["gloo-2"]["stragglers"]["undecided"]
     assert steps == [10, 4]
-    assert undecided == "4 steps are too few, 8 would do"
+    assert undecided == "4 steps are too few, at least 8 are needed"

@@ -63,7 +63,7 @@ def test_equal_bits() -> None:
     assert bits_rung(state(), state()) == Rung(True, 0, 0.0, "equal", "")
     assert ranks_rung([state()] * 3) == bits_rung(state(), state())
     # one rank proves nothing
-    assert ranks_rung([state()]) == not_run("one rank has nobody to agree with")
+    assert ranks_rung([state()]) == not_run("single rank: nothing to compare")
 
 
 @pytest.mark.parametrize("fault", FAULTS)

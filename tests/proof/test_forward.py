@@ -120,7 +120,7 @@ def test_who_is_not_compared_with_one_process_says_so(
     ladder = check_data_parallel(factory, batches())
     assert ladder.verdict == "proven"
     assert ladder.rungs["one_process"].detail == why
-    assert str(ladder).endswith(f"; one process was not compared: {why}")
+    assert str(ladder).endswith(f"; not compared with one process: {why}")
 
 
 def rows_of(

@@ -514,7 +514,7 @@ class Coupled(nn.Module):
 def test_who_depends_on_its_batch_is_replayed_only() -> None:
     """One process computes something else, and nobody can say which is right."""
     options: Any = {"loss": squares, "steps": 2}
-    with pytest.raises(EvidenceError, match="replay only: the bits are those of a"):
+    with pytest.raises(EvidenceError, match="replay only: bit-identical to its replay"):
         check_data_parallel(Coupled, pairs(0), **options)
     ladder = check_data_parallel(Coupled, pairs(0), accept=["replay only"], **options)
     why = "step 0: in training a sample's loss depends on other samples of its batch"

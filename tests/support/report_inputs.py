@@ -155,7 +155,7 @@ def timing_of(world_size: int) -> dict[str, Any]:
 
 def stragglers_of(world_size: int) -> dict[str, Any]:
     """What a run says of its ranks: nobody is slow, and one rank has no others."""
-    alone = "one rank has no other that waits for it" if world_size == 1 else None
+    alone = "with one rank, no other rank waits" if world_size == 1 else None
     return {
         "slow": [],
         "others_wait_ms": None,
