@@ -7,8 +7,8 @@ from minitrain.analysis.verdicts import CheckVerdict
 
 
 def printed(ladder: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return a line for each rung: its name, its verdict, how far apart the two are
-    where that is within tolerance, and its detail.
+    """Return a line for each rung: name, verdict, distance (if within tolerance) and
+    detail.
     """
     width = max(map(len, ladder))
     lines = []

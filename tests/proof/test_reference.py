@@ -36,7 +36,7 @@ def test_reference_that_forgets_a_host() -> None:
     assert reference_rung(ForgetsTheThird, 2, [], torch.float32).verdict != "breach"
     rung = reference_rung(ForgetsTheThird, 4, [], torch.float32)
     assert rung.verdict == "breach"
-    assert rung.detail.startswith("the reference is no sum: 4 shards of ")
+    assert rung.detail.startswith("the reference is not a sum: 4 shards of ")
     assert " on 3 hosts: " in rung.detail or " on 4 hosts: " in rung.detail
 
 
@@ -80,5 +80,5 @@ def test_hosts_that_are_no_partition(hosts: list[list[int]]) -> None:
 
 
 def test_ranks_that_do_not_agree_on_hosts() -> None:
-    with pytest.raises(EvidenceError, match=r"hosts = \[\[0, 1\]\] on a rank, then"):
+    with pytest.raises(EvidenceError, match=r"hosts = \[\[0, 1\]\] on one rank, then"):
         hosts_of_run(rows([[0, 1]], [[0], [1]]), 2)

@@ -573,7 +573,7 @@ def test_sixteen_bits_that_were_not_computed_with(honest: Any, precision: str) -
     for key in [k for k in record["tensors"] if k.startswith("probe/")]:
         record["tensors"][key.replace("probe/", "rounded/")] = record["tensors"][key]
     rungs = asked(trial, record, precision=precision)
-    finer = f"is finer than {precision} can be"
+    finer = f"is more precise than {precision} allows"
     assert rungs["witness_precision"]["detail"] == f"the rounded {finer}"
     assert rungs["witness_gradients"]["detail"] == f"step 0 {finer}"
 
@@ -589,7 +589,7 @@ def test_steps_with_equal_targets_cannot_tell_a_mean_of_means() -> None:
     trial = replace(trial, data=replace(trial.data, batches=alike))
     record = record_of(run_ranks(trial, 2))
     rungs = asked(trial, record)
-    why = "parts have equal targets in the steps compared, not in all"
+    why = "slices have equal targets in the compared steps only"
     assert rungs["witness_gradients"]["detail"] == why
     # the probe is of a step that can
     assert [row["step"] for row in rows_of(record, "probe")] == [4]
