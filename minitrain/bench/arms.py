@@ -51,9 +51,7 @@ class Arm:
     def enter(
         self, params: Params, shards: Path, group: dist.ProcessGroup
     ) -> "Contestant":
-        """Create the contestant, on each rank of ``group``; ``shards`` is a folder
-        world-W.
-        """
+        """Create the contestant on each rank of ``group``, from a folder world-W."""
         return Contestant(self, self.params(params), shards, group)
 
 
@@ -91,9 +89,7 @@ def arms_of(params: Params) -> list[Arm]:
 
 
 class Contestant:
-    """The worker of an arm on one of its ranks; subclasses may replace the training
-    loop and the wrapper around the model.
-    """
+    """The worker of an arm on a rank; a subclass may replace loop and wrapper."""
 
     def __init__(
         self, arm: Arm, params: Params, shards: Path, group: dist.ProcessGroup

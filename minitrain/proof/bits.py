@@ -132,9 +132,7 @@ def precision_rung(run: Rows, replay: Rows) -> Rung:
 
 
 def data_rung(run: Rows, other: Rows) -> Rung:
-    """Require that each global batch has the samples of ``other``'s, and on the same
-    ranks if the world sizes are equal.
-    """
+    """Require equal samples in each global batch, per rank if world sizes are equal."""
     ours, theirs = (of_kind(rows, "batch") for rows in (run, other))
     for step, (a, b) in enumerate(zip(ours, theirs, strict=False)):
         by_rank, others = a.get("ranks", ()), b.get("ranks", ())
@@ -147,9 +145,7 @@ def data_rung(run: Rows, other: Rows) -> Rung:
 
 
 def trained_rung(run: Rows) -> Rung:
-    """Require that trained parameters, not just buffers, changed between the first and
-    the last recorded step.
-    """
+    """Require that parameters changed between the first and the last recorded step."""
     tensors = of_kind(run, "tensors")
     if not tensors:
         return Rung(None, None, None, CheckVerdict.BREACH, "nothing was recorded")

@@ -114,9 +114,7 @@ def hosts_of_run(rows: Rows, world_size: int) -> Hosts:
 
 
 def reduction_of(strategy: type[Strategy], hosts: Hosts) -> Reduction:
-    """Return the function that reduces one bucket of all shards. Only for some
-    strategies does the order depend on ``hosts``.
-    """
+    """Return the function that reduces a bucket of all shards, in the right order."""
     reference: Any = strategy.reference
     by_host = strategy.guarantees.adds_in == "hosts"
     return partial(reference, hosts=hosts) if by_host else reference

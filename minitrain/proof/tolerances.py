@@ -98,9 +98,7 @@ def _noted(rung: Rung, note: str) -> Rung:
 
 @dataclass(frozen=True)
 class Limits:
-    """Quick limits by tensor: for ``every`` element, and a smaller ``common`` one that
-    99.9 % of all elements must keep.
-    """
+    """Quick limits by tensor: for every element, and for 99.9 % of all elements."""
 
     every: Mapping[str, float]
     common: Mapping[str, float] | None = None

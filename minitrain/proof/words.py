@@ -7,9 +7,7 @@ from minitrain.analysis.verdicts import CheckVerdict
 
 
 def printed(ladder: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return a line for each rung: name, verdict, distance (if within tolerance) and
-    detail.
-    """
+    """Return a line per rung: name, verdict, distance if within tolerance, detail."""
     width = max(map(len, ladder))
     lines = []
     for name, rung in ladder.items():

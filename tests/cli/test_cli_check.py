@@ -207,7 +207,7 @@ def test_model_whose_loss_is_no_mean_over_targets(
 ) -> None:
     assert run(["check", f"{model}:build_wrong"]) == 1
     *_, verdict, took, hint = capsys.readouterr().out.splitlines()
-    assert verdict.startswith("breach: witness_mean: the loss is no mean over the ")
+    assert verdict.startswith("breach: witness_mean: the loss is not a mean over ")
     assert took.endswith(" s")
     assert hint == "--count NAME gives a count of yours"
 

@@ -17,8 +17,8 @@ from minitrain.report.breach import refuse
 from minitrain.report.facts import Facts
 from minitrain.report.overview import draw_overview
 from minitrain.report.pictures import draw_account, draw_losses, draw_scaling
-from minitrain.report.publish import report
-from minitrain.report.render import sentence, to_html
+from minitrain.report.publish import TITLES, report
+from minitrain.report.render import to_html
 
 pytestmark = pytest.mark.slow
 NARROW, WIDE = 390, 1440
@@ -134,6 +134,7 @@ def look_at(visit: Visit) -> Found:
 
 
 GROUND = "getComputedStyle(document.body).backgroundColor"
+FILL = "getComputedStyle(document.querySelector('.page')).fill"
 GROUNDS = {"light": "rgb(255, 255, 255)", "dark": "rgb(21, 24, 28)"}
 LONG = "Donaudampfschifffahrtsgesellschaft" * 8
 
@@ -161,10 +162,9 @@ def with_all_outcomes() -> Facts:
 def written(f: Facts, folder: Path) -> Path:
     """The page of ``f`` with its pictures, in ``folder``."""
     (folder / "overview.svg").write_text(draw_overview(f))
-    draw_scaling(f, sentence("headline", f), folder / "scaling.png")
-    title = sentence("account_headline", f)
-    draw_account(f.accounts, title, folder / "account.png")
-    draw_losses(f.losses, sentence("losses_headline", f), folder / "losses.png")
+    draw_scaling(f, TITLES["scaling"], folder / "scaling.png")
+    draw_account(f.accounts, TITLES["account"], folder / "account.png")
+    draw_losses(f.losses, TITLES["losses"], folder / "losses.png")
     path = folder / "report.html"
     path.write_text(to_html(report(f), folder))
     return path
@@ -179,8 +179,10 @@ def test_page_is_readable(chromium: Browser, tmp_path: Path) -> None:
         # it was looked at: the folded tables alone have hundreds
         assert found.texts > 300
         assert page.as_uri() in visit.asked
-        # and it is dark where that was asked for
+        # page and overview follow the color scheme
         assert visit.evaluate(GROUND) == color
+        overview = (tmp_path / "overview.svg").as_uri()
+        assert chromium.visit(overview, scheme=scheme).evaluate(FILL) == color
 
 
 CUT = "(e => e.scrollWidth - e.clientWidth)(document.querySelector('{}'))"

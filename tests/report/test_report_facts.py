@@ -129,7 +129,7 @@ def test_byte_equivalent() -> None:
 
 def in_words(f: Facts, folder: Path) -> str:
     """The sentences that depend on verdicts, speeds and times, and the five lines."""
-    names = ("same_headline", "equivalence", "headline", "speed_notes")
+    names = ("same_headline", "equivalence", "counts", "headline", "speed_notes")
     names += ("account_headline", "account_notes", "losses_headline", "overview")
     run = f"gloo-{f.world_size}"
     texts = [sentence(name, f) for name in names]
@@ -313,7 +313,7 @@ def test_a_study_applies_to_what_produced_it() -> None:
         found = studied(origin=origin(**changes))
         assert found.mismatch(provenance_of(2)) == why
     assert sentence("mismatch", Mismatch("n_layer", 2, 4)) == (
-        "its result was measured with n_layer 2, here it is 4"
+        "its result was measured with n_layer 2, but here it is 4"
     )
 
 
@@ -363,7 +363,7 @@ def test_bare_allreduce_is_of_this_machine_and_size() -> None:
 def test_bugs_are_counted_by_what_their_losses_show() -> None:
     assert sentence("bugs_headline", bugs()) == (
         "1 of 3 injected bugs left a loss curve that looks right; 2 were caught by the "
-        "check that is meant for them"
+        "check designed for them"
     )
 
 

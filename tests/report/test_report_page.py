@@ -37,6 +37,7 @@ from minitrain.core.errors import EvidenceError, UserError
 from minitrain.core.files import read_json, write_json
 from minitrain.core.params import load_params
 from minitrain.report.facts import Facts
+from minitrain.report.publish import TITLES
 from minitrain.report.publish import report as page_of
 from minitrain.report.render import escaped, markdown, sentence, table, to_html
 from stages import report
@@ -166,6 +167,7 @@ def test_page_answers_its_questions(world_sizes: list[int]) -> None:
         "The same",
         "How fast",
         "Where does the time go",
+        "How was it checked",
         "Did they learn the same",
         "What would a bug look like",
         "And with more processes, other optimizers, other number types",
@@ -176,6 +178,8 @@ def test_page_answers_its_questions(world_sizes: list[int]) -> None:
     # each question has its answer beside it, and something to try
     assert all(title.partition("? ")[2] for title in titles[:-2])
     assert text.count("\n**Try next:** ") == len(titles) - 2
+    # charts have titles of their own
+    assert not [one for one in TITLES.values() if one in " ".join(titles)]
     assert sentence("headline", f) in text
     for run in f.provenance:
         assert f"| {run} |" in text
@@ -187,12 +191,41 @@ def test_page_answers_its_questions(world_sizes: list[int]) -> None:
     assert ("The all-reduce of a step lasts" in text) == (max(world_sizes) > 1)
 
 
+def test_checks_are_grouped_by_question_and_folded_if_not_run() -> None:
+    own = {
+        "replay_buffers": rung("not run", detail="no buffers"),
+        "mine": rung("equal"),
+    }
+    ladders = {"gloo-1": ladder_of(1) | own, "gloo-2": ladder_of(2) | own}
+    text = page_of(facts([1, 2], equivalence=ladders))
+    shown, _, folded = text.partition("not run here</summary>")
+    _, *groups = shown.split("\n| **")
+    found = {words.partition("?")[0]: words for words in groups}
+    assert "\n| ranks: " in found["Do all ranks end with the same model"]
+    assert "\n| replay: " in found["Is a run bit-identical to its replay"]
+    # a check of a later version
+    assert "\n| mine |" in groups[-1]
+    assert "\n| replay_buffers: " not in shown
+    assert "the replay | no buffers | no buffers |" in folded
+
+
+def test_headline_names_one_process_only_if_it_was_compared() -> None:
+    near = ladder_of(2) | {"verdict": "proven"}
+    other = near | {"one_process": rung("not run")}
+    for ladder, end in (
+        (near, "; within rounding of one process"),
+        (other, ", and an independent witness agrees"),
+    ):
+        headline = sentence("same_headline", facts([2], equivalence={"gloo-2": ladder}))
+        assert headline == f"Yes: gloo-2 is bit-identical to its replay{end}"
+
+
 def test_studies_of_another_model_are_left_out() -> None:
     other = studied(origin=origin(model=MODEL | {"n_layer": 2}))
     f = facts([1, 2], ladder_study=other)
     text = page_of(f)
-    why = "its result was measured with n_layer 2, here it is 4"
-    assert f"left out: {why}" in text
+    why = "its result was measured with n_layer 2, but here it is 4"
+    assert f"not shown: {why}" in text
     assert "And with more processes" not in text
     assert "## And on two hosts?" in text
     assert f"torch 2.13.0+cpu. {UNCHANGED}" in text
@@ -228,8 +261,8 @@ def test_run_on_two_hosts_is_marked_wherever_it_is_named() -> None:
         assert (near.count(start) > 0, near.count(marked)) == (True, 0)
         assert (far.count(start), far.count(marked) > 0) == (0, True)
     # the study of all-reduces was on one host
-    assert "Alone, an all-reduce of" in near
-    assert "Alone, an all-reduce of" not in far
+    assert "In isolation, an all-reduce of" in near
+    assert "In isolation, an all-reduce of" not in far
     assert "Everything except gloo-2 (2 hosts) was measured on one machine," in far
 
 
@@ -321,7 +354,7 @@ def test_study_says_what_changed_since(project: Path) -> None:
         ("data/runs/gloo-2/provenance.json", '"sync"', '"s"', "json: damaged.*no sync"),
         ("metrics/account.csv", "20.0,", "2o.0,", "account.csv: damaged"),
         ("metrics/timing.json", "gloo-2", "gloo-3", "timing.json: damaged.*gloo-2"),
-        ("data/baseline/rounds.csv", "gloo-2,", "gloo-3,", "rounds or more of every"),
+        ("data/baseline/rounds.csv", "gloo-2,", "gloo-3,", "every arm needs at le"),
     ],
 )
 def test_damaged_files_are_one_line(

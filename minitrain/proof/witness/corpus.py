@@ -102,9 +102,7 @@ class Corpus:
     def task(
         self, world_size: int, wire: torch.dtype | None, section: Any = None
     ) -> Task:
-        """Return the settings of a run with ``world_size`` ranks from params.yaml;
-        ``section`` is the argument of the model's factory.
-        """
+        """Return a run's settings; ``section`` is the argument of the factory."""
         train, model = self.params["train"], self.params["model"]
         count, size = len(self.names), train["global_batch_size"]
         per_epoch = -(-count // size)

@@ -244,9 +244,7 @@ def _compare(
 
 
 def spread_rung(computer: Computer) -> Rung:
-    """Compare loss and gradient with their spread over random draws, and with eval
-    mode. This can only refute a run.
-    """
+    """Compare loss and gradient with random draws and eval mode; may only refute."""
     worst, record = NO_GAP, computer.record
     steps = record.steps()
     for step in dict.fromkeys((steps[-1], steps[0])):

@@ -182,9 +182,7 @@ class Computer:
         return one
 
     def nudged(self, state: State, seed: int) -> Tensors:
-        """Move every parameter of a state one unit in the last place up or down; with
-        seed 0, none.
-        """
+        """Move every parameter one ULP up or down; none of them with seed 0."""
         chance, moved = torch.Generator().manual_seed(seed), dict(state)
         for name, _ in self.own.named_parameters() if seed else ():
             tensor = state[name]
