@@ -1,4 +1,4 @@
-"""What a ladder comes to: a rung that is missing makes no verdict better."""
+"""Verdicts of ladders: a missing rung never improves a verdict."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ def proven() -> Rungs:
 
 
 def test_required_checks_by_name() -> None:
-    """Written out: a name that is dropped from a list would drop its test too."""
+    """Names are spelled out: a test from the lists would miss a dropped name."""
     assert verdict_of(proven()) == (
         "proven",
         "bit-identical to its replay, and an independent witness confirms the "
@@ -131,7 +131,7 @@ def test_where_nothing_is_hidden_nothing_is_said() -> None:
         {"one_process": rung("within tolerance")},
         {"one_process": rung("undecided")},
         {"one_process": rung("not run", ITSELF)},
-        # the least of all promises, and it is kept
+        # the weakest promise, which is kept
         {"one_process": rung("not run", "no"), "loss": rung("within tolerance")},
         # a run too short for it
         {"one_process": rung("equal"), "one_process_early": rung("not run", "short")},

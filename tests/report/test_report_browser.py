@@ -1,6 +1,6 @@
-"""The page in a real browser: readable wide and narrow, bright and dark, offline.
+"""The page in a browser: readable wide and narrow, light and dark, offline.
 
-Each way in which a page can be unreadable is planted once, and seen.
+Every kind of unreadable page is injected once, and detected.
 """
 
 from collections.abc import Iterator
@@ -22,11 +22,11 @@ from minitrain.report.render import to_html
 
 pytestmark = pytest.mark.slow
 NARROW, WIDE = 390, 1440
-# of the Web Content Accessibility Guidelines, for text of any size
+# from the Web Content Accessibility Guidelines, for text of any size
 LEAST_CONTRAST = 4.5
 LEAST_PX = 12
 
-# every text that is shown, with its element; folded ones are opened first
+# all visible texts with their elements, after opening folded ones
 SCRIPT = r"""
 (() => {
   document.querySelectorAll("details").forEach(one => { one.open = true; });
@@ -111,10 +111,9 @@ SCRIPT = r"""
 
 @dataclass(frozen=True)
 class Found:
-    """``texts`` that were looked at; and every fault by its name: pixels that the page
-    is wider than its window, texts with less contrast than LEAST_CONTRAST or smaller
-    than LEAST_PX, pictures without words for them or without a picture, names of runs
-    in two lines, addresses that are not the page's own, and complaints.
+    """Number of ``texts`` examined, and faults by name: pixels beyond the window, texts
+    with less contrast than LEAST_CONTRAST or smaller than LEAST_PX, images without alt
+    text or content, names of runs in two lines, external addresses, and errors.
     """
 
     texts: int
@@ -122,7 +121,7 @@ class Found:
 
 
 def look_at(visit: Visit) -> Found:
-    """Open all that is folded on the page, and look at it."""
+    """Unfold the page and examine it."""
     script = SCRIPT.replace("LEAST_CONTRAST", str(LEAST_CONTRAST))
     seen = visit.evaluate(script.replace("LEAST_PX", str(LEAST_PX)))
     texts, seen["too_wide"] = seen.pop("texts"), max(seen["too_wide"], 0)
@@ -148,7 +147,7 @@ def chromium() -> Iterator[Browser]:
 
 
 def with_all_outcomes() -> Facts:
-    """Every kind of outcome, long words and many runs: a page at its worst."""
+    """Every kind of outcome, long words and many runs."""
     sizes = [1, 2, 4]
     ladders: dict[str, Any] = {f"gloo-{size}": ladder_of(size) for size in sizes}
     ladders["gloo-2"] |= {"verdict": "replay only", "rests_on": LONG}
@@ -176,7 +175,7 @@ def test_page_is_readable(chromium: Browser, tmp_path: Path) -> None:
         visit = chromium.visit(page.as_uri(), width=width, scheme=scheme)
         found = look_at(visit)
         assert found.faults == {}, (width, scheme)
-        # it was looked at: the folded tables alone have hundreds
+        # the folded tables alone have hundreds of texts
         assert found.texts > 300
         assert page.as_uri() in visit.asked
         # page and overview follow the color scheme
@@ -211,7 +210,7 @@ def test_page_of_a_breach_is_readable(chromium: Browser, tmp_path: Path) -> None
 
 
 def test_page_is_printed_bright_and_unfolded(chromium: Browser, tmp_path: Path) -> None:
-    """Whatever the screen is."""
+    """The color scheme of the screen does not matter."""
     page = written(with_all_outcomes(), tmp_path)
     visit = chromium.visit(page.as_uri(), width=NARROW, scheme="dark", media="print")
     assert visit.evaluate(GROUND) == GROUNDS["light"]
@@ -231,7 +230,7 @@ WIDE_TABLE = f"<table><tr>{'<td>a cell of a table</td>' * 20}</tr></table>"
 PLANTED: list[tuple[str, set[str]]] = [
     (f'<img src="{PIXEL}" alt="a pixel">', set()),
     (WIDE_TABLE, {"too_wide"}),
-    # 4.48 on white, and the least that is enough
+    # 4.48 on white, and the smallest sufficient contrast
     ('<p style="color: #777">gray</p>', {"faint"}),
     ('<p style="color: #767676">gray</p>', set()),
     ('<p style="color: #0007">see-through</p>', {"faint"}),

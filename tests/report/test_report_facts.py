@@ -37,13 +37,13 @@ from minitrain.report.render import sentence
 from minitrain.report.studied import Expectation, Mismatch, bare_allreduce
 from minitrain.report.terminal import summary_lines
 
-# of a run without calibration, or whose last gradients were not seen
+# of a run without calibration, or without observed last gradients
 UNSPLIT = {"forward_ms": 20.0, "backward_ms": 75.0, "step_ms": 95.0}
 BUSY = provenance_of(1, load={"others_share": 0.4, "steal_share": 0.0})
 
 
 def with_account(f: Facts, **changes: Any) -> Facts:
-    """The same facts with other parts in the account of the largest run."""
+    """The same facts with other components in the account of the largest run."""
     return with_parts(f, ACCOUNT | changes)
 
 
@@ -54,7 +54,7 @@ def with_parts(f: Facts, account: dict[str, Any]) -> Facts:
 
 
 def with_interference(f: Facts, low: float) -> Facts:
-    """The same facts, where interference may be as low as ``low``."""
+    """The same facts with ``low`` as the lower bound of interference."""
     table = f.account.copy()
     where = (table["run"] == "gloo-2") & (table["part"] == "interference_ms")
     table.loc[where, "low_ms"] = low
@@ -121,14 +121,14 @@ def test_byte_equivalent() -> None:
     assert byte_equivalent(ladder_of(2)) is True
     assert byte_equivalent(ladder_of(1)) is None
     assert byte_equivalent(ladder_of(2) | {"replay": rung("breach", 1, 0.1)}) is False
-    # NaN has equal bytes and is equal to nothing
+    # NaN with equal bytes is not equal
     nan = rung("breach") | {"bytes_equal": True}
     assert byte_equivalent(ladder_of(2) | {"replay": nan}) is False
     assert byte_equivalent({}) is None
 
 
 def in_words(f: Facts, folder: Path) -> str:
-    """The sentences that depend on verdicts, speeds and times, and the five lines."""
+    """All sentences that depend on the facts, and the five lines."""
     names = ("same_headline", "equivalence", "counts", "headline", "speed_notes")
     names += ("account_headline", "account_notes", "losses_headline", "overview")
     run = f"gloo-{f.world_size}"
@@ -161,7 +161,7 @@ def slow(others_wait_ms: float | None) -> dict[str, Any]:
     return {"timing": timing}
 
 
-# each with another verdict on bits, speed, time and stragglers
+# each with different verdicts on bits, speed, time and stragglers
 CASES: dict[str, Callable[[], Facts]] = {
     "proven": lambda: with_verdict("proven", **slow(9.7)),
     "proven in eval mode": lambda: with_account(
@@ -259,7 +259,7 @@ def test_metric_has_few_keys_that_mean_something() -> None:
     assert found["gloo-1"]["speedup_all_cores"] == pytest.approx(10 / 13, rel=0.01)
     times = ("step_p50_ms", "allreduce_p50_ms", "allreduce_p95_ms")
     assert [found["gloo-2"][key] for key in times] == [97.0, 12.5, 19.5]
-    # of 100 ms, 1.5 are waited and 10 communicated
+    # of 100 ms, 1.5 are waiting and 10 communication
     assert found["gloo-2"]["exposed_comm_pct"] == 10.0
     parts = {"forward_ms": 6.0, "wait_ms": 1.5, "comm_exposed_ms": 0.5}
     assert exposed_comm_pct(parts | {"step_ms": 8.0}) == 6.25

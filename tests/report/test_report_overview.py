@@ -1,4 +1,4 @@
-"""The picture of what was done: the run's own facts, and well-formed."""
+"""The overview: facts of the run, in well-formed SVG."""
 
 from typing import Any
 from xml.etree import ElementTree

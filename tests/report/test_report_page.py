@@ -49,7 +49,7 @@ SHOWN = " ".join(NASTY.split())
 
 
 class Reader(HTMLParser):
-    """Collects the tags and the text of a page, and checks that tags are paired."""
+    """Collects tags and text of a page, and checks that tags are paired."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ def breach_page(text: str) -> Markup:
 
 
 def nasty_facts() -> Facts:
-    """A nasty text wherever one can come from people or machines."""
+    """Facts with a hostile text in every field of external origin."""
     ladder = ladder_of(2) | {"verdict": "proven", "rests_on": NASTY}
     ladder[NASTY] = rung("equal", detail=NASTY)
     machine = MACHINE | {"cpu": NASTY}
@@ -112,7 +112,7 @@ def test_html_escapes_everything(tmp_path: Path) -> None:
     read = Reader(to_html(page_of(nasty_facts()), pictures(tmp_path)))
     assert not {"script", "em", "a"} & {*read.tags}
     assert "e" not in read.texts
-    # of a check's name (twice) and detail, a verdict, two ranks, machine and strategy
+    # a check's name (twice) and detail, a verdict, two ranks, machine and strategy
     assert read.texts.count(SHOWN) == 8
     # the headline names the strategy
     words = [" ".join(str(one["alt"]).split()) for one in read.attributes_of("img")]
@@ -144,9 +144,9 @@ def test_html_carries_its_pictures_and_colors(tmp_path: Path) -> None:
     assert '<td class="near">≈ <' not in html
     assert '<td class="near">≈ 3.1e-06</td>' in html
     assert '<td class="absent">- not run</td>' in html
-    # a dash alone is an undefined value, no outcome
+    # a single dash is an undefined value, not an outcome
     assert "<td>-</td>" in html
-    # neither names of runs nor numbers with their units are broken at a line's end
+    # names of runs, and numbers with units, are not broken across lines
     assert '<span class="kept">gloo-2</span>' in html
     assert '(<span class="kept">100.0 ms</span>)' in html
 
@@ -175,7 +175,7 @@ def test_page_answers_its_questions(world_sizes: list[int]) -> None:
         "What the words mean",
         "Machine and origin",
     ]
-    # each question has its answer beside it, and something to try
+    # each question has an answer, and something to try
     assert all(title.partition("? ")[2] for title in titles[:-2])
     assert text.count("\n**Try next:** ") == len(titles) - 2
     # charts have titles of their own
@@ -252,7 +252,7 @@ def test_runs_on_gpus_have_a_row() -> None:
 
 
 def test_run_on_two_hosts_is_marked_wherever_it_is_named() -> None:
-    """Also in sentences.txt."""
+    """The sentences are in sentences.txt."""
     near, far = (
         page_of(f) for f in (facts([1, 2]), on_two_hosts(facts([1, 2]), "gloo-2"))
     )
@@ -273,9 +273,7 @@ def write(path: Path, content: Any) -> None:
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the data that are deps of the stage, for the default parameters;
-    nothing else, no code of other stages or studies.
-    """
+    """A folder with only the dependencies of the stage, for default parameters."""
     monkeypatch.chdir(tmp_path)
     shutil.copy(PARAMS_FILE, tmp_path)
     write(tmp_path / "data/baseline/provenance.json", provenance_of(1))
@@ -291,7 +289,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ranks = [{"first_text": f"Text {rank}."} for rank in range(world_size)]
         shards = tmp_path / f"data/shards/world-{world_size}"
         write(shards / "index.json", {"samples": 1234, "ranks": ranks})
-    # gloo-4 is left over from an earlier setting
+    # gloo-4 remains from an earlier setting
     sizes = {"gloo-1": 1, "gloo-2": 2, "gloo-4": 4}
     metrics = tmp_path / "metrics"
     ladders = {run: ladder_of(size) for run, size in sizes.items()}
@@ -393,7 +391,7 @@ def test_command_does_what_the_stage_does(
 ) -> None:
     (project / "README.md").write_text("<!-- result -->\nold\n<!-- /result -->\n")
     report.main()
-    # README.md too: it is left alone
+    # includes README.md, which must not change
     made = {path: path.read_bytes() for path in project.rglob("*") if path.is_file()}
     for path in (project / "metrics").glob("*.png"):
         path.unlink()
