@@ -234,10 +234,7 @@ PLANTED: list[tuple[str, set[str]]] = [
     ('<p style="color: #777">gray</p>', {"faint"}),
     ('<p style="color: #767676">gray</p>', set()),
     ('<p style="color: #0007">see-through</p>', {"faint"}),
-    (
-        "<details><summary>s</summary><p style='color: #999'>x</p></details>",
-        {"faint"},
-    ),
+    ("<details><summary>s</summary><p style='color: #999'>x</p></details>", {"faint"}),
     ('<p style="font-size: 11px">small</p>', {"small"}),
     (f'<img src="{PIXEL}">', {"no_alt"}),
     (f'<img src="{PIXEL}" alt=" ">', {"no_alt"}),

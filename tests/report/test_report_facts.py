@@ -161,6 +161,7 @@ def slow(others_wait_ms: float | None) -> dict[str, Any]:
     return {"timing": timing}
 
 
+ALONE = {"one_process": rung("not run")}
 # each with different verdicts on bits, speed, time and stragglers
 CASES: dict[str, Callable[[], Facts]] = {
     "proven": lambda: with_verdict("proven", **slow(9.7)),
@@ -185,7 +186,7 @@ CASES: dict[str, Callable[[], Facts]] = {
     ),
     "busy while training": busy_while_training,
     "account that is not split": lambda: with_parts(
-        with_verdict("proven", speeds={"gloo_2": 21_000}), UNSPLIT
+        with_verdict("proven", speeds={"gloo_2": 21_000}, checks=ALONE), UNSPLIT
     ),
     "no account": lambda: with_parts(
         with_verdict("proven", **slow(None)), {"step_ms": None}
