@@ -314,7 +314,7 @@ def test_a_study_applies_to_what_produced_it() -> None:
         found = studied(origin=origin(**changes))
         assert found.mismatch(provenance_of(2)) == why
     assert sentence("mismatch", Mismatch("n_layer", 2, 4)) == (
-        "its result was measured with n_layer 2, but here it is 4"
+        "the result was measured with n_layer 2, but here it is 4"
     )
 
 

@@ -206,7 +206,7 @@ def test_studies_of_another_model_are_left_out() -> None:
     other = studied(origin=origin(model=MODEL | {"n_layer": 2}))
     f = facts([1, 2], ladder_study=other)
     text = page_of(f)
-    why = "its result was measured with n_layer 2, but here it is 4"
+    why = "the result was measured with n_layer 2, but here it is 4"
     assert f"not shown: {why}" in text
     assert "And with more processes" not in text
     assert "## And on two hosts?" in text
