@@ -119,7 +119,7 @@ def is_one_process(run: str, params: Params) -> bool:
 def reference_of(
     params: Params, config: RunConfig, evidence: Path
 ) -> tuple[Evidence, Twin]:
-    """Return the reference run, trained here if needed, and the perturbed run."""
+    """Return the reference run, trained if needed, and a trainer of perturbed runs."""
     # records of other steps would not be compared
     alone = replace(config, hash_every=config.steps)
     twin = cache(partial(run_twin, alone, show="one process"))
