@@ -23,7 +23,7 @@ def exact(num_rounds: int = 5, **speeds: float) -> pd.DataFrame:
 def twin_seconds(
     table: pd.DataFrame, factors: list[float], arm: str = "gloo-2"
 ) -> pd.DataFrame:
-    """Set the seconds of an A/A duplicate to ``factors`` times the seconds of ``arm``."""
+    """Set the seconds of an A/A duplicate to ``factors`` times the arm's seconds."""
     table = table.copy()
     subject = table.loc[table["arm"] == arm, "seconds"].to_numpy()
     table.loc[table["arm"] == f"{arm}-again", "seconds"] = subject * np.array(factors)
