@@ -1,1 +1,1 @@
-"""What measurements and rungs come to: comparisons, accounts, verdicts."""
+"""Analysis of measurements and rungs: comparisons, step accounts, verdicts."""

@@ -1,7 +1,7 @@
-"""The step account: where the time of a step goes, in parts that add up to it.
+"""The step account: components of the time of a step, which add up to the step.
 
-Every step is stamped without gaps (:mod:`minitrain.train.clock`), so that the parts of
-the plain steps add up to the step. Definitions are in docs/reference.md.
+The stamps of :mod:`minitrain.train.clock` leave no gaps, so the components of a plain
+step add up exactly. docs/reference.md defines each of them.
 """
 
 from collections.abc import Iterator
@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-# The parts of a step, in its order. Backward is one part where the last gradient was
-# not seen (a GPU, fsdp) or no step was calibrated.
+# The components of a step, in its order. Backward is not split if the last gradient
+# was not observed (a GPU, fsdp) or no step was calibrated.
 PARTS = (
     "data_ms",
     "forward_ms",
@@ -26,18 +26,18 @@ PARTS = (
     "optimizer_ms",
     "optimizer_comm_ms",
 )
-# the whole of the backward pass and the reduction, and its two halves
+# backward pass and reduction: the total, and its two halves
 BACKWARD, TO_LAST, EXPOSED = "backward_ms", "to_last_bucket_ms", "comm_exposed_ms"
 OPTIMIZER_COMM = "optimizer_comm_ms"
 ALL_RANKS = "all"
-# what DDP logs (minitrain/sync/stock.py), and what of ours is nearest to it
+# the times that DDP logs (minitrain/sync/stock.py), and the closest of our columns
 DDP_SAYS = {
     "forward_ms": "forward_ms",
     "backward_ms": "backward_ms",
     "backward_compute_ms": "to_last_bucket_ms",
     "comm_ms": "comm_span_ms",
 }
-# share of a step by which two measurements of one time may differ and still agree
+# largest difference, as a share of a step, at which two measurements agree
 AGREE_WITHIN = 0.05
 BOOTSTRAP_DRAWS = 2000
 MOST_PICKS = 20_000_000
@@ -47,10 +47,10 @@ Number = float | None
 
 
 def summarized(timings: pd.DataFrame, num_warmup_steps: int) -> pd.DataFrame:
-    """Return the rows after the warm-up, without steps that were hashed and those right
-    after a checkpoint was written or read.
+    """Return the rows after the warm-up, without hashed steps and without steps that
+    directly follow the writing or reading of a checkpoint.
 
-    ``timings`` has a row for each step and rank: ``step``, ``rank``, ``kind``,
+    ``timings`` has one row per step and rank: ``step``, ``rank``, ``kind``,
     ``recorded``, ``after_interruption``, ``tokens`` and times in milliseconds.
     """
     disturbed = timings["recorded"] | timings["after_interruption"]
@@ -58,8 +58,8 @@ def summarized(timings: pd.DataFrame, num_warmup_steps: int) -> pd.DataFrame:
 
 
 def plain_steps(timings: pd.DataFrame, num_warmup_steps: int) -> pd.DataFrame:
-    """Return the summarized rows that statistics are made of: without bracketed steps,
-    and without the step after each and after one that was hashed, which ranks begin
+    """Return the rows used for statistics: the summarized ones without bracketed steps
+    and without each step that follows a bracketed or hashed one, since ranks begin it
     at a barrier or at different times.
     """
     special = (timings["kind"] == "bracketed") | timings["recorded"].astype(bool)
@@ -71,18 +71,19 @@ def plain_steps(timings: pd.DataFrame, num_warmup_steps: int) -> pd.DataFrame:
 def summarize(
     timings: pd.DataFrame, num_warmup_steps: int, *, num_hosts: int = 1
 ) -> dict[str, Any]:
-    """Return a run's numbers, in milliseconds and tokens per second; None where
-    undefined. All but ``backward_bracketed`` come from plain steps. A step takes as
-    long as its slowest rank, and all steps together as long as the rank that took the
-    longest for them. ``allreduce`` is the time per step in which at least one bucket
-    was on its way, from handing over to reduced (``comm_total``), waiting for other
-    ranks included; over all ranks and steps. ``skew`` is None where ranks were on
-    several hosts: the clock of each counts from a moment of its own.
+    """Return a run's statistics, in milliseconds and tokens per second.
+
+    Undefined values are None. All but ``backward_bracketed`` come from plain steps. A
+    step takes as long as its slowest rank; all steps together take as long as the rank
+    with the largest total. ``allreduce`` is the time per step during which at least one
+    bucket is in flight, from handover to reduced (``comm_total``), including waiting
+    for other ranks; over all ranks and steps. ``skew`` is None on several hosts, which
+    have no common clock.
     """
     plain = plain_steps(timings, num_warmup_steps)
     steps = plain.groupby("step").agg(ms=("step_ms", "max"), tokens=("tokens", "sum"))
-    # rank by rank: who is slow in one step may be ahead in the next, so that the sum of
-    # the slowest of each step is more than any rank took
+    # per rank: the slowest rank changes from step to step, so the sum of the slowest
+    # times would exceed the total of every rank
     seconds = plain.groupby("rank")["step_ms"].sum().max() / 1e3
     communication = _column(plain, "comm_total_ms")
     return {
@@ -102,13 +103,13 @@ def summarize(
 def account(
     timings: pd.DataFrame, num_warmup_steps: int, *, one_clock: bool = True
 ) -> pd.DataFrame:
-    """Return the step account: ``rank``, ``part``, ``mean_ms``, and the 5-95 %
-    bootstrap interval of the mean, ``low_ms`` to ``high_ms``.
+    """Return the step account, a row per rank and component; empty without plain steps.
 
-    ``rank`` is ``"all"`` for the means over all ranks, then ``"rank 0"`` and on. The
-    ``mean_ms`` of a rank's parts add up to its mean step. Unless all ranks have
-    ``one_clock``, as on one host, ``wait_ms`` is in ``comm_exposed_ms``. Empty without
-    a plain step.
+    Columns are ``rank`` (``"all"`` for the mean over all ranks, then ``"rank 0"`` and
+    on), ``part``, ``mean_ms``, and the 5-95 % bootstrap interval of the mean,
+    ``low_ms`` to ``high_ms``. The ``mean_ms`` of a rank add up to its mean step. Unless
+    all ranks share ``one_clock``, as on one host, ``comm_exposed_ms`` includes
+    ``wait_ms``.
     """
     rows = plain_steps(timings, num_warmup_steps)
     rows = _with_waits(rows) if one_clock else rows
@@ -125,8 +126,8 @@ def account(
 
 
 def means(table: pd.DataFrame, rank: str = ALL_RANKS) -> dict[str, Number]:
-    """Return the mean of each part in the account ``table``, and their sum ``step_ms``,
-    which is None where the account is empty.
+    """Return the mean of each component in the account ``table``, and their sum
+    ``step_ms``, which is None if the account is empty.
     """
     own = table[table["rank"] == rank]
     parts = dict(zip(own["part"], own["mean_ms"], strict=True))
@@ -134,8 +135,8 @@ def means(table: pd.DataFrame, rank: str = ALL_RANKS) -> dict[str, Number]:
 
 
 def ddp_says(timings: pd.DataFrame, num_warmup_steps: int) -> dict[str, Any]:
-    """DDP's own log beside our clock: means over the same plain steps, all ranks, and
-    how much larger DDP's is, in percent; None where either is missing.
+    """Compare DDP's own log with our clock: means over the same plain steps and all
+    ranks, and by how many percent DDP's is larger; None if either is missing.
     """
     plain = plain_steps(timings, num_warmup_steps)
     says = {}
@@ -158,7 +159,7 @@ def _with_waits(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _parts(rows: pd.DataFrame, alone: pd.DataFrame) -> Iterator[dict[str, Any]]:
-    # the rows of a rank, or of all; ``alone`` holds the passes without communication
+    # ``rows`` are of one rank or of all; ``alone`` has the passes without communication
     known = {name: _column(rows, name) for name in PARTS if name != "interference_ms"}
     known = {name: of for name, of in known.items() if len(of)}
     to_last, compute = _column(rows, TO_LAST), _column(alone, "backward_compute_ms")
@@ -168,15 +169,15 @@ def _parts(rows: pd.DataFrame, alone: pd.DataFrame) -> Iterator[dict[str, Any]]:
             known |= {"backward_compute_ms": compute, "interference_ms": to_last}
             del known[BACKWARD]
     else:
-        # of no use without the last gradient of every step
+        # undefined without the last gradient of every step
         known = {n: of for n, of in known.items() if n not in ("wait_ms", EXPOSED)}
     draws = {
-        # the passes without communication are drawn for themselves
+        # calibrated passes are drawn independently of the other columns
         name: _draws(values, _picks(len(values), name == "backward_compute_ms"))
         for name, values in known.items()
     }
     if "interference_ms" in draws:
-        # a difference of means: the two are never timed in one step
+        # a difference of means: no step times both
         draws["interference_ms"] -= draws["backward_compute_ms"]
     for name in PARTS:
         if name in draws:
@@ -187,7 +188,7 @@ def _parts(rows: pd.DataFrame, alone: pd.DataFrame) -> Iterator[dict[str, Any]]:
 
 @lru_cache(2)
 def _picks(count: int, seed: int) -> npt.NDArray[np.int64]:
-    # rows of each bootstrap sample; of very many rows fewer samples
+    # rows of each bootstrap sample; fewer samples if there are very many rows
     draws = min(BOOTSTRAP_DRAWS, max(200, MOST_PICKS // count))
     return np.random.default_rng(seed).integers(0, count, (draws, count))
 
@@ -195,13 +196,13 @@ def _picks(count: int, seed: int) -> npt.NDArray[np.int64]:
 def _draws(
     values: "pd.Series[float]", picks: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.float64]:
-    # the mean, then means of bootstrap samples
+    # the mean, followed by the means of the bootstrap samples
     found = values.to_numpy(np.float64)
     return np.concatenate([[found.mean()], found[picks].mean(axis=1)])
 
 
 def _bracketed(timings: pd.DataFrame, num_warmup_steps: int) -> Number:
-    # hashing happens after the backward pass, so hashed steps count here
+    # hashing happens after the backward pass, so hashed steps are valid here
     rows = timings[timings["step"] >= num_warmup_steps].query("kind == 'bracketed'")
     return _quantile(rows["backward_ms"], 0.50)
 

@@ -1,8 +1,7 @@
-"""Whether a machine was quiet enough while something was timed on it.
+"""Detection of a machine that was too busy for its timings to be used.
 
-What other processes take disturbs arms and ranks unequally, so that no noise floor
-shows it: what was timed meanwhile is not judged. It is shown as ``NOT_MEASURED``, and
-is null in the metrics.
+Other processes slow arms and ranks unequally, which no noise floor shows. Timings of a
+busy machine are displayed as ``NOT_MEASURED`` and are null in the metrics.
 """
 
 from collections.abc import Mapping
@@ -10,19 +9,19 @@ from typing import Any
 
 from minitrain.core.load import taken
 
-# in the place of any number
+# displayed instead of a number
 NOT_MEASURED = "not measured (machine busy)"
-# share of the cores' time that others may take, the hypervisor included
+# allowed share of the CPU time of other processes, including the hypervisor
 MAX_TAKEN = 0.10
-# p95 / p5 - 1 of an arm's rounds, median over the arms
+# allowed p95 / p5 - 1 of an arm's rounds, median over the arms
 MAX_SPREAD = 0.50
 
 
 def why_busy(load: Mapping[str, Any] | None, spread: float = 0.0) -> str | None:
-    """Return why timings are not judged, as a clause; None on a quiet machine.
+    """Return why timings are not used, as a clause; None if the machine was quiet.
 
-    ``load`` is that of :func:`minitrain.core.load.load_of`, as far as it is known;
-    ``spread`` how far the rounds of an arm lie apart.
+    ``load`` has the known entries of :func:`minitrain.core.load.load_of`; ``spread`` is
+    the relative spread of the rounds of an arm.
     """
     share = taken(load or {})
     if share > MAX_TAKEN:

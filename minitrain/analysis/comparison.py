@@ -1,10 +1,9 @@
-"""The comparison of speed: all arms were interleaved in one run, round by round.
+"""Speed comparison of arms that were interleaved in one run, round by round.
 
-Two arms are compared pair by pair within a round, so that what slows the machine for
-a while slows both of them. Arms measured twice (A/A) give the noise floor, below which
-no difference is reported: the largest over all such pairs, since identical arms can
-differ systematically. Ratios are handled as logarithms: swapping the arms of a
-comparison gives exactly the inverse ratio and the opposite verdict.
+Arms are compared within a round, so that a temporary slowdown of the machine affects
+both. Arms measured twice (A/A tests) give the noise floor, below which no difference is
+reported: the largest of all pairs, since identical arms can differ systematically.
+Swapping two arms gives exactly the inverse ratio, since ratios are kept as logarithms.
 """
 
 import math
@@ -22,14 +21,14 @@ from minitrain.core.files import reading
 
 COLUMNS = ("round", "arm", "processes", "threads", "world_size", "tokens", "seconds")
 
-# a bootstrap interval of a median says little below this many pairs
+# with fewer pairs a bootstrap interval of the median is meaningless
 MIN_ROUNDS = 5
 NUM_RESAMPLES = 2000
 RESAMPLING_SEED = 35000
 
 
 class SpeedVerdict(StrEnum):
-    """How the speed of an arm compares with that of another."""
+    """Speed of one arm relative to another."""
 
     FASTER = "faster"
     SLOWER = "slower"
@@ -38,13 +37,12 @@ class SpeedVerdict(StrEnum):
 
 @dataclass(frozen=True)
 class Comparison:
-    """How fast arm A is relative to arm B.
+    """Speed of arm A relative to arm B.
 
-    ``ratio`` is the median over the rounds of A's tokens per second over B's of the
-    same round (geometric mean of the middle two where their number is even), ``low``
-    and ``high`` its 5 % and 95 % bootstrap bounds. ``noise_floor`` is relative: 0.01
-    means that a difference below 1 % is not worth reporting; it is the largest that
-    ``num_pairs`` pairs of identical arms showed.
+    ``ratio`` is the median over the rounds of A's tokens per second divided by B's in
+    the same round (geometric mean of the middle two if their number is even); ``low``
+    and ``high`` are its 5 % and 95 % bootstrap bounds. ``noise_floor`` is the largest
+    relative difference among ``num_pairs`` A/A pairs.
     """
 
     arm_a: str
@@ -60,36 +58,36 @@ class Comparison:
 
     @property
     def excludes_one(self) -> bool:
-        """Whether the interval lies on one side of 1."""
+        """True if the interval does not contain 1."""
         return self.low > 1 or self.high < 1
 
     @property
     def exceeds_floor(self) -> bool:
-        """Whether the faster arm leads by more than the noise floor."""
+        """True if the faster arm leads by more than the noise floor."""
         return max(self.ratio, 1 / self.ratio) - 1 > self.noise_floor
 
     @property
     def verdict(self) -> SpeedVerdict:
-        """The speed of arm A: decided by an interval without 1 beyond the floor."""
+        """Speed of arm A; decided if the interval excludes 1, beyond the floor."""
         if not (self.excludes_one and self.exceeds_floor):
             return SpeedVerdict.UNDECIDED
         return SpeedVerdict.FASTER if self.ratio > 1 else SpeedVerdict.SLOWER
 
     @property
     def decided(self) -> bool:
-        """Whether one arm is faster."""
+        """True if one of the arms is faster."""
         return self.verdict is not SpeedVerdict.UNDECIDED
 
 
 class Rounds:
-    """Arms that were timed side by side, ready to be compared.
+    """Interleaved timings of arms, ready for comparison.
 
     ``rounds`` has one row per round and arm with the columns of ``COLUMNS``: tokens
-    are real target tokens, seconds wall time. Arms that are not among ``arms`` are
-    left out. ``twins`` are the A/A pairs: an arm and its duplicate.
+    are target tokens without padding, seconds are wall time. Only ``arms`` are kept;
+    ``twins`` are the A/A pairs, an arm and its duplicate.
 
     Raises:
-        UserError: An arm lacks a round, or rounds are too few; it names ``source``.
+        UserError: Rounds of ``source`` are too few, or one is missing for an arm.
     """
 
     def __init__(
@@ -106,16 +104,16 @@ class Rounds:
             for column in ("tokens", "seconds"):
                 values = mine[column]
                 if not (np.isfinite(values) & (values > 0)).all():
-                    raise ValueError(f"{column} that are not positive")
+                    raise ValueError(f"{column} must be positive")
             mine = mine.assign(tokens_per_s=mine["tokens"] / mine["seconds"])
             speeds = mine.pivot(index="round", columns="arm", values="tokens_per_s")
             self._speeds = speeds.reindex(columns=[*arms])
             if self._speeds.isna().any(axis=None) or len(speeds) < MIN_ROUNDS:
-                raise ValueError(f"not {MIN_ROUNDS} rounds or more of every arm")
+                raise ValueError(f"every arm needs at least {MIN_ROUNDS} rounds")
 
     @property
     def num_rounds(self) -> int:
-        """Rounds in which every arm took its turn."""
+        """Number of rounds; each holds one turn of every arm."""
         return len(self._speeds)
 
     def tokens_per_s(self, arm: str) -> float:
@@ -130,17 +128,17 @@ class Rounds:
         return shapes.join(spread).rename_axis("arm").reset_index()
 
     def noise_floor(self) -> float:
-        """Smallest relative difference worth reporting: the largest over the A/A pairs.
+        """Return the smallest relative difference worth reporting.
 
-        Of a pair, the larger distance from 1 of the two bounds of the 5-95 % bootstrap
-        interval of the A/A ratio; at the least the standard error of the mean A/A
-        difference (root mean square over the square root of the number of rounds), so
-        that a disturbed round, which a median does not notice, still counts.
+        It is the largest of all A/A pairs: the distance from 1 of the farther bound of
+        the 5-95 % bootstrap interval of the ratio, and at least the standard error of
+        the mean difference (root mean square divided by the square root of the number
+        of rounds), since a median ignores a disturbed round.
         """
         return max(self._floor(again, arm) for arm, again in self.twins)
 
     def spread(self) -> float:
-        """How far rounds of one arm lie apart: p95 / p5 - 1, the median over arms."""
+        """Return p95 / p5 - 1 of the rounds of an arm, the median over the arms."""
         low, high = self._speeds.quantile([0.05, 0.95]).to_numpy()
         return float(np.median(high / low - 1))
 

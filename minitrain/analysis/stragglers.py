@@ -1,9 +1,8 @@
-"""Stragglers: the ranks of a run that are slower than the others, and by how much.
+"""Straggler detection: ranks that are slower than the others, and by how much.
 
-Ranks meet in every step, so a step takes as long as its slowest rank, and it is the
-others that wait. So ranks are compared by their own work, before they wait for another.
-Definitions are in docs/reference.md; the numbers come from the rows of
-:mod:`minitrain.train.clock`.
+Ranks synchronize in every step, so a step takes as long as its slowest rank while the
+others wait. Ranks are therefore compared by their own work, before any waiting. The
+input are rows of :mod:`minitrain.train.clock`; docs/reference.md has the definitions.
 """
 
 import math
@@ -23,19 +22,20 @@ from minitrain.analysis.account import (
     summarized,
 )
 
-# share of a step: identical arms of a comparison differ by as much (studies/noise)
+# share of a step by which identical arms differ (studies/noise)
 FLOOR = 0.05
-# share of the runs in which a rank may be called that is slower by no more than that
+# largest share of runs with a false alarm: a flagged rank within that floor
 FALSE_ALARMS = 0.01
 OWN = ("data_ms", "forward_ms", "other_ms", "optimizer_ms")
 
 
 @dataclass(frozen=True)
 class Lag:
-    """By how much ``rank`` is slower than the others, in ms a step: the median over the
-    steps of its own work less the median of theirs, which lies from ``low_ms`` to
-    ``high_ms`` with 90 % confidence. ``visible_ms`` is the least excess that would have
-    been called in these steps; ``called``: it was.
+    """Excess of a rank's own work over the others', in milliseconds per step.
+
+    ``excess_ms`` is the median over the steps, with 90 % confidence between ``low_ms``
+    and ``high_ms``. ``visible_ms`` is the smallest excess that these steps would have
+    detected; ``called`` marks a straggler.
     """
 
     rank: int
@@ -48,12 +48,12 @@ class Lag:
 
 @dataclass(frozen=True)
 class Stragglers:
-    """The comparison of a run's ranks.
+    """Comparison of the ranks of a run.
 
-    ``lags`` has all of them, the slowest first; none if ``undecided``, a clause with
-    the reason. ``others_wait_ms``: how much longer the ranks that keep up wait in a
-    step than the slowest does, None if none is slow or it was not timed. ``step_ms``
-    is the median of a plain step, None without one.
+    ``lags`` lists all ranks, the slowest first; it is empty if ``undecided``, the
+    reason as a clause. ``others_wait_ms`` is how much longer the other ranks wait per
+    step than the slowest; None if no rank is slow or waiting was not timed. ``step_ms``
+    is the median of the plain steps, None without any.
     """
 
     lags: Sequence[Lag]
@@ -64,12 +64,12 @@ class Stragglers:
 
     @property
     def slow(self) -> list[Lag]:
-        """The ranks that are called slow, the slowest first."""
+        """The stragglers, the slowest first."""
         return [lag for lag in self.lags if lag.called]
 
     @property
     def visible_ms(self) -> float | None:
-        """The least excess with which any rank would have been called."""
+        """Smallest excess with which every rank would have been detected."""
         return max((lag.visible_ms for lag in self.lags), default=None)
 
     def numbers(self) -> dict[str, Any]:
@@ -83,15 +83,16 @@ class Stragglers:
 def find_stragglers(
     timings: pd.DataFrame, num_warmup_steps: int, *, waits_within: bool = False
 ) -> Stragglers:
-    """Judge every rank by the summarized steps of ``timings``, whose columns are those
-    of :func:`minitrain.analysis.account.summarized`.
+    """Find the ranks that are slower than the others in the summarized steps.
 
-    A rank is called slow where it exceeds the others by more than ``FLOOR`` of a step
-    in too many steps for chance: a sign test (Dixon and Mood 1946), which assumes
-    independent steps, and noise of any shape. A rank that exceeds them by no more than
-    the floor is called in at most ``FALSE_ALARMS`` of the runs, all ranks together.
-    ``waits_within`` is the strategy's (:class:`minitrain.sync.guarantees.Guarantees`):
-    then bracketed steps alone are judged, and how long others wait is not known.
+    A rank is a straggler if it exceeds the others by more than ``FLOOR`` of a step in
+    more steps than chance explains: a sign test (Dixon and Mood 1946), which assumes
+    independent steps but no distribution of the noise. At most ``FALSE_ALARMS`` of the
+    runs report a rank within the floor, all ranks together.
+
+    ``timings`` is described in :func:`minitrain.analysis.account.summarized`,
+    ``waits_within`` in :class:`minitrain.sync.guarantees.Guarantees`: if set, only
+    bracketed steps are judged, and the waiting time of the others is unknown.
     """
     own = own_work(timings, num_warmup_steps, waits_within=waits_within)
     plain = plain_steps(timings, num_warmup_steps)
@@ -101,12 +102,12 @@ def find_stragglers(
     needed = steps_needed(num_steps, FALSE_ALARMS / num_ranks)
     undecided = None
     if num_ranks < 2:
-        undecided = "one rank has no other that waits for it"
+        undecided = "with one rank, no other rank waits"
     elif step_ms is None or not num_steps:
-        undecided = "no step tells a rank's own work from communication"
+        undecided = "no step separates a rank's own work from communication"
     elif needed is None:
         least = math.ceil(math.log2(num_ranks / FALSE_ALARMS))
-        undecided = f"{num_steps} steps are too few, {least} would do"
+        undecided = f"{num_steps} steps are too few, at least {least} are needed"
     if undecided or step_ms is None or needed is None:
         return Stragglers([], None, step_ms, num_steps, undecided)
     ranks: list[Any] = own.columns.tolist()
@@ -123,13 +124,13 @@ def find_stragglers(
 def own_work(
     timings: pd.DataFrame, num_warmup_steps: int, *, waits_within: bool = False
 ) -> pd.DataFrame:
-    """Return milliseconds of own work: a row for each ``step``, a column for each
-    ``rank``, without the steps in which a rank's is not known.
+    """Return milliseconds of own work: a row per ``step``, a column per ``rank``,
+    without steps in which a value is missing.
 
-    Batch, forward and backward pass, optimizer. Of plain steps, backward until the last
-    bucket is handed over. A rank that ``waits_within`` that time would seem as slow as
-    the slowest: then, and where that moment is not known, of bracketed steps, with the
-    backward pass without communication.
+    Own work is batch, forward and backward pass, and optimizer. In plain steps, the
+    backward pass ends when the last bucket is handed over. A rank that ``waits_within``
+    that time would look as slow as the slowest: then, and if the handover was not
+    timed, bracketed steps and their backward pass without communication are used.
     """
     rows, backward = plain_steps(timings, num_warmup_steps), TO_LAST
     if waits_within or TO_LAST not in rows:
@@ -141,12 +142,12 @@ def own_work(
 
 
 def steps_needed(count: int, rate: float) -> int | None:
-    """Return the least number of ``count`` steps that a coin would reach with a
-    probability of at most ``rate``; None if even all of them are likelier.
+    """Return the smallest number of heads that ``count`` coin flips reach with a
+    probability of at most ``rate``; None if even ``count`` heads are likelier.
     """
     done = np.arange(count)
     logs = np.concatenate([[0.0], np.cumsum(np.log((count - done) / (done + 1)))])
-    # the probability of so many or more
+    # probability of at least so many heads
     tail = np.exp(logs - count * math.log(2))[::-1].cumsum()[::-1]
     enough = np.flatnonzero(tail <= rate)
     return int(enough[0]) if len(enough) else None
@@ -155,9 +156,9 @@ def steps_needed(count: int, rate: float) -> int | None:
 def _lag(rank: int, excess: "pd.Series[float]", step_ms: float, needed: int) -> Lag:
     values = np.sort(excess.to_numpy(np.float64))
     middle = float(np.median(values))
-    # the interval of the same test: it would reject a median beyond
+    # the interval of the same test, which rejects a median outside it
     beyond = steps_needed(len(values), INTERVAL[0] / 100)
-    assert beyond is not None, "fewer steps suffice than to call a rank"
+    assert beyond is not None, "the interval needs fewer steps than the test"
     decisive, floor = float(values[-needed]), FLOOR * step_ms
     return Lag(
         rank=rank,

@@ -1,4 +1,4 @@
-"""Verdicts: on a check (a rung of the ladder), and on a run by all of its checks."""
+"""Verdicts: of a check (a rung of the ladder), and of a run from all its checks."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -21,19 +21,18 @@ class CheckVerdict(StrEnum):
     BREACH = "breach"
 
 
-ALONE = "one rank has nobody to agree with"
-ITSELF = "it is the one process"
+ALONE = "single rank: nothing to compare"
+ITSELF = "this run is the one process"
 ONE = "one_process"
 VERDICTS: tuple[RunVerdict, ...] = get_args(RunVerdict)
 
-# equal bits: of the ranks with each other, of the run with its replay
+# checks that require equal bits, in addition to "ranks"
 BITS = ("replay", "replay_gradients", "replay_parameters", "replay_losses", "data")
-# and what bits would prove nothing without: that something changed, that what was
-# replayed is a sum
+# without these equal bits prove nothing: parameters changed, the reduction is a sum
 MEANING = ("trained", "reference")
-# code that shares nothing with the run: data, step and mean always, of the others one
+# checks by independent code: data, step and mean are required, and one of the others
 WITNESS_DATA = ("witness_data", "witness_hashes", "witness_step")
-# the mean in training, or in eval mode where training draws what cannot be left out
+# the mean in training; in eval mode if training draws unavoidable random numbers
 MEAN, MEAN_IN_EVAL = "witness_mean", "witness_mean_in_eval"
 # buffers that remember samples
 BUFFERS = "witness_buffers"
@@ -42,21 +41,21 @@ WITNESS_GRADIENTS = {
     "witness_probe": "in eval mode",
 }
 FINE = (CheckVerdict.EQUAL, CheckVerdict.PASSED, CheckVerdict.WITHIN)
-# what is wrong in a step makes all that follows in it wrong: parts of rungs' names, in
-# the order of a step; parameters and states follow
+# an error in a step makes all that follows wrong: substrings of names of rungs, in the
+# order of a step; parameters and states come after these
 ORDER = (
     ("data", "sample", "batch", "token"),
     ("_mean", "witness_loss"),
     ("gradient", "reduced", "reference"),
 )
-# two long numbers, which name no cause
+# its detail, two long numbers, gives no cause
 LAST = "replay_losses"
 
 
 def verdict_of(rungs: Mapping[str, Mapping[str, Any]]) -> tuple[RunVerdict, str]:
-    """Return the verdict on a run by its rungs (as dictionaries), and its reasons.
+    """Return the verdict on a run from its rungs (as dictionaries), and its reasons.
 
-    A rung that is missing supports nothing.
+    A missing rung supports nothing.
     """
     verdicts = {name: rung["verdict"] for name, rung in rungs.items()}
     fine = {name for name, verdict in verdicts.items() if verdict in FINE}
@@ -65,7 +64,7 @@ def verdict_of(rungs: Mapping[str, Mapping[str, Any]]) -> tuple[RunVerdict, str]
         first = min(broken, key=cause)
         line = f"{first}: {rungs[first]['detail']}"
         mean = rungs.get(MEAN, {})
-        # a distance, and no weights that explain it: samples depend on each other
+        # a distance without an explanation: samples of a batch depend on each other
         if mean.get("verdict") == "not run" and mean.get("max_abs_diff") is not None:
             line = f"{MEAN}: {mean['detail']}; {line}"
         return "breach", line
@@ -76,38 +75,38 @@ def verdict_of(rungs: Mapping[str, Mapping[str, Any]]) -> tuple[RunVerdict, str]
     shown = [words for name, words in WITNESS_GRADIENTS.items() if name in fine]
     training = MEAN in fine
     known = fine.issuperset(WITNESS_DATA) and (training or MEAN_IN_EVAL in fine)
-    # buffers that remember samples: the witness saw none that matters, or one process
-    # agrees
+    # buffers that remember samples are harmless if the witness found no effect on the
+    # loss, or if one process agrees
     known = known and (BUFFERS not in verdicts or bool(fine & {BUFFERS, ONE}))
-    seen = f"a witness computed the gradients {' and '.join(shown)}"
+    seen = f"an independent witness confirms the gradients {' and '.join(shown)}"
     verdict: RunVerdict = "undecided"
-    rests_on = "neither bits nor a witness support it"
+    rests_on = "no bit-exact replay and no independent check"
     if bits and known and shown:
-        verdict, rests_on = "proven", f"the bits are those of a replay, and {seen}"
+        verdict, rests_on = "proven", f"bit-identical to its replay, and {seen}"
         if not training:
             verdict = "proven in eval mode"
             rests_on += f"; {rungs[MEAN]['detail']}"
     elif bits:
         verdict = "replay only"
-        rests_on = "the bits are those of a replay; no witness supports it"
+        rests_on = "bit-identical to its replay; no witness supports it"
         if why := _no_witness(rungs):
             rests_on += f": {why}"
     elif known and shown:
-        rests_on = f"no bits were promised or compared, but {seen}"
+        rests_on = f"equal bits were not promised or not compared, but {seen}"
     return verdict, rests_on + _unseen(rungs)
 
 
 def _unseen(rungs: Mapping[str, Mapping[str, Any]]) -> str:
-    # a run that was not compared with one process, not even in its loss
+    # names a run that was not compared with one process, not even in its loss
     one, loss = rungs.get(ONE, {}), rungs.get("loss", {})
     skipped = one.get("verdict") == "not run" and one["detail"] != ITSELF
     if skipped and loss.get("verdict") not in FINE:
-        return f"; one process was not compared: {one['detail']}"
+        return f"; not compared with one process: {one['detail']}"
     return ""
 
 
 def _no_witness(rungs: Mapping[str, Mapping[str, Any]]) -> str:
-    # the first reason for which the witness supports nothing
+    # the first reason why the witness does not support the run
     for name in (*WITNESS_DATA, MEAN, BUFFERS, *WITNESS_GRADIENTS):
         if name in rungs and rungs[name]["verdict"] not in FINE:
             return str(rungs[name]["detail"])
@@ -115,7 +114,7 @@ def _no_witness(rungs: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def cause(name: str) -> int:
-    """Return the place of a rung in a step: what is early explains what follows."""
+    """Return the position of a rung in a step; early breaches explain later ones."""
     if name == LAST:
         return len(ORDER) + 1
     for number, parts in enumerate(ORDER):
@@ -125,5 +124,5 @@ def cause(name: str) -> int:
 
 
 def as_dicts(rungs: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return rungs as dictionaries, for JSON and for :func:`verdict_of`."""
+    """Convert rungs to dictionaries, for JSON and for :func:`verdict_of`."""
     return {name: asdict(rung) for name, rung in rungs.items()}

@@ -1,1 +1,1 @@
-"""What measures: interleaved arms, all-reduces by size, the collective ledger."""
+"""Benchmarks: interleaved arms of the speed comparison, and the collective ledger."""

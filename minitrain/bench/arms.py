@@ -1,9 +1,9 @@
 """The arms of the speed comparison, interleaved in one set of processes.
 
-Speeds of a machine drift, so only what was measured side by side is compared: in each
-round every arm trains a few steps, while ranks that it does not need wait without using
-a core. Every second round goes backwards. Where rounds turn round one arm has two turns
-in a row; each two rounds begin with another arm, so that it is not always the same.
+The speed of a machine drifts, so only interleaved measurements are compared: in each
+round every arm trains a few steps while the ranks that it does not use sleep. Every
+second round runs in reverse order, which gives one arm two turns in a row; the first
+arm changes every two rounds, so that it is not always the same one.
 """
 
 import time
@@ -34,7 +34,7 @@ WITHOUT_SYNC = (("sync", PLAIN),)
 @dataclass(frozen=True)
 class Arm:
     """One way to train the same global batch: ``changes`` to ``train`` of params.yaml,
-    ``timed`` with the hook of the training stage, ``stamped`` with its clock, too.
+    ``timed`` with the hook of the training stage, ``stamped`` with its clock.
     """
 
     name: str
@@ -45,25 +45,23 @@ class Arm:
     stamped: bool = False
 
     def params(self, params: Params) -> Params:
-        """``params`` with the changes of this arm."""
+        """Return ``params`` with the changes of this arm."""
         return params.with_train(**dict(self.changes))
 
     def enter(
         self, params: Params, shards: Path, group: dist.ProcessGroup
     ) -> "Contestant":
-        """Make ready to be timed, on each rank of ``group``; ``shards`` is a folder
-        world-W.
-        """
+        """Create the contestant on each rank of ``group``, from a folder world-W."""
         return Contestant(self, self.params(params), shards, group)
 
 
 def no_sync_arm(name: str, processes: int, threads: int) -> Arm:
-    """Return the ceiling: processes that train alone, each on its part of the batch."""
+    """Return the ceiling: the same processes and shards without communication."""
     return Arm(name, processes, threads, WITHOUT_SYNC)
 
 
 def only_ddp(params: Params) -> Params:
-    """Return ``params`` that train with stock DDP and nothing else, as studies do."""
+    """Return ``params`` for stock DDP with default settings, as studies use it."""
     return params.with_train(
         sync="ddp",
         grad_accumulation_steps=1,
@@ -75,7 +73,7 @@ def only_ddp(params: Params) -> Params:
 
 
 def arms_of(params: Params) -> list[Arm]:
-    """Return the arms that ``params`` ask for, in the order of their first turn."""
+    """Return the arms configured by ``params``, in the order of their first turn."""
     threads = params.train.threads_per_process
     return [
         Arm(
@@ -91,9 +89,7 @@ def arms_of(params: Params) -> list[Arm]:
 
 
 class Contestant:
-    """An arm with a worker of its own, on one of its ranks; a subclass may have another
-    loop, and another wrapper around the worker's model.
-    """
+    """The worker of an arm on a rank; a subclass may replace loop and wrapper."""
 
     def __init__(
         self, arm: Arm, params: Params, shards: Path, group: dist.ProcessGroup
@@ -108,16 +104,17 @@ class Contestant:
         train(self.worker, steps)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """The whole state of the unwrapped model; call it on all ranks."""
+        """Return the full state of the unwrapped model. Collective."""
         return self.worker.sync.state_dict()
 
     def close(self) -> None:
-        """Free what the process group does not. Collective."""
+        """Release resources that outlive the process group. Collective."""
         self.worker.close()
 
     def take_turn(self, num_steps: int) -> tuple[float, int]:
-        """Return the seconds of ``num_steps`` steps, after one that is not timed, and
-        the targets of their global batches. Raises UserError for a loss not finite.
+        """Train one untimed step and ``num_steps`` timed ones; return the seconds of
+        the latter and the targets of their global batches. Raises UserError for a loss
+        that is not finite.
         """
         torch.set_num_threads(self.arm.threads)
         first = self.next_step
@@ -128,7 +125,7 @@ class Contestant:
         self.train(range(first + 1, self.next_step))
         dist.barrier(self.group)
         seconds = (time.perf_counter_ns() - start) / 1e9
-        # with a loss that is no number it is no training (UserError)
+        # raises UserError
         self.worker.observer.shares()
         steps = range(first + 1, self.next_step)
         tokens = sum(
@@ -138,16 +135,16 @@ class Contestant:
 
 
 def stamps_alone(worker: Worker) -> StepObserver:
-    """Return the observer of the training stage, of which no step is hashed."""
+    """Return the observer of the training stage, without hashing."""
     return StepObserver(worker, records=False)
 
 
 def measure(
     params: Params, shards: Path, rounds: Iterable[int], arms: Sequence[Arm]
 ) -> list[Row]:
-    """Time all ``arms``, interleaved, in every one of ``rounds``; call on every rank of
-    a process group that spans the largest arm. ``shards`` holds a folder world-W for
-    each world size. Returns a row per arm and round: ``round``, ``arm``, ``processes``,
+    """Time all ``arms``, interleaved, in each of ``rounds``; call it on every rank of a
+    process group that spans the largest arm. ``shards`` has a folder world-W for each
+    world size. Returns a row per arm and round: ``round``, ``arm``, ``processes``,
     ``threads``, ``world_size``, ``tokens`` and ``seconds``.
     """
     contestants = enter(params, shards, arms)
@@ -157,9 +154,9 @@ def measure(
 
 
 def enter(params: Params, shards: Path, arms: Sequence[Arm]) -> list[Contestant | None]:
-    """The contestant of each arm; None on ranks that it does not need."""
+    """Return the contestant of each arm; None on ranks that the arm does not use."""
     contestants: list[Contestant | None] = []
-    # not one for each arm: gloo's threads wake now and then, though their group is idle
+    # shared among arms: threads of gloo wake now and then, even if their group is idle
     groups = {dist.get_world_size(): world()}
     for arm in arms:
         ranks = list(range(arm.processes))
@@ -177,7 +174,7 @@ def enter(params: Params, shards: Path, arms: Sequence[Arm]) -> list[Contestant 
 def take_turns(
     contestants: Sequence[Contestant | None], rounds: Iterable[int], num_steps: int
 ) -> list[Row]:
-    """The rounds of :func:`measure`, with ``num_steps`` timed steps in each turn."""
+    """Run the rounds of :func:`measure`, with ``num_steps`` timed steps per turn."""
     rows: list[Row] = []
     for number in rounds:
         first = number // 2 % len(contestants)
@@ -203,7 +200,7 @@ def take_turns(
 
 
 def close(contestants: Iterable[Contestant | None]) -> None:
-    """Free what the process group does not; call it on all ranks."""
+    """Close all contestants; call it on all ranks."""
     for contestant in contestants:
         if contestant is not None:
             contestant.close()

@@ -1,7 +1,7 @@
-"""The collective ledger: what a step really hands to torch's collectives.
+"""The collective ledger: calls and bytes that a step passes to torch's collectives.
 
-Counted where torch dispatches them, below every strategy, so that what a strategy
-expects of itself (:meth:`minitrain.sync.strategy.Strategy.traffic`) can be compared.
+They are counted at torch's dispatcher, below every strategy, and compared with what the
+strategy expects (:meth:`minitrain.sync.strategy.Strategy.traffic`).
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ from minitrain.train.precision import Precision
 from minitrain.train.rng import untouched_random_state
 from minitrain.train.worker import Worker
 
-# which argument holds the payload, as nccl-tests counts it: the larger side
+# position of the payload argument, the larger side, as nccl-tests counts it
 LARGER_SIDE = {"_reduce_scatter_base_": 1, "reduce_scatter_": 1}
 NAMES = {
     "allreduce_": "all_reduce",
@@ -41,8 +41,8 @@ NAMES = {
 
 
 class CollectiveLedger(TorchDispatchMode):
-    """Count within its context: ``traffic`` has calls, and bytes of one rank's payload,
-    by operation.
+    """Context manager that counts collectives: ``traffic`` has, by operation, the
+    number of calls and the payload bytes of this rank.
     """
 
     def __init__(self) -> None:
@@ -75,15 +75,15 @@ def _tensors(payload: Any) -> Iterator[Tensor]:
 
 
 def forward_collectives(config: RunConfig) -> list[dict[str, Any]]:
-    """Return a row with the collectives that the plain model and its loss call in the
-    first forward pass, or no row without any. Collective.
+    """Return a row with the collectives of the first forward pass of the bare model
+    and its loss; no row if there are none. Collective.
     """
     rank, count = dist.get_rank(), config.num_shards(dist.get_world_size())
     batches = config.batches([rank], count)
     with untouched_random_state():
         model = config.start_model(rank)
         ledger, autocast = CollectiveLedger(), Precision(config.precision).autocast()
-        # a loss may ask for a gradient of its own
+        # gradients stay enabled: a loss may compute one
         with autocast, ledger:
             batches.loss(model, batches.micro_batches(0)[0].inputs)
     names = sorted(ledger.traffic)
@@ -93,9 +93,9 @@ def forward_collectives(config: RunConfig) -> list[dict[str, Any]]:
 def count_step(
     params: Params, shards: Path, steps_before: int = 12
 ) -> tuple[Traffic, Traffic]:
-    """Return this rank's counted and expected traffic of one training step; ``shards``
-    holds a folder world-W. Call it in every rank's process. ``steps_before`` are enough
-    for DDP to settle its buckets, and for PowerSGD to begin.
+    """Return the counted and the expected traffic of this rank in one training step;
+    call it in the process of every rank. ``shards`` has a folder world-W. After
+    ``steps_before``, DDP has settled its buckets and PowerSGD has started.
     """
     torch.set_num_threads(params.train.threads_per_process)
     with distributed() as (_, world_size):

@@ -1,1 +1,1 @@
-"""What a run is held to: bits of a replay, tolerances, the witness."""
+"""Proofs for a run: bits of a replay, tolerances, an independent witness."""

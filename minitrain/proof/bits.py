@@ -1,4 +1,4 @@
-"""The rungs that expect equal bits: the order of every sum is the same."""
+"""Rungs that require equal bits, since both sides sum in the same order."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -16,10 +16,10 @@ Tensors = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Rung:
-    """One comparison. ``detail`` says what differs, or why it was not run.
+    """Result of one comparison.
 
-    ``bytes_equal``, ``max_ulp`` (units in the last place) and ``max_abs_diff`` are None
-    where nothing of the kind was compared.
+    ``detail`` names the difference, or the reason why it was not run. ``bytes_equal``,
+    ``max_ulp`` (units in the last place) and ``max_abs_diff`` are None if not compared.
     """
 
     bytes_equal: bool | None
@@ -30,7 +30,7 @@ class Rung:
 
 
 def rung_of(entry: Mapping[str, Any]) -> Rung:
-    """Return the rung of an entry in JSON; ValueError for an unknown verdict."""
+    """Return the rung of a JSON entry; raise ValueError for an unknown verdict."""
     return Rung(**{**entry, "verdict": CheckVerdict(entry["verdict"])})
 
 
@@ -42,12 +42,12 @@ SAME = Rung(True, None, None, CheckVerdict.EQUAL, "")
 
 
 def not_run(why: str) -> Rung:
-    """A rung that would prove nothing here: the reason instead of a verdict."""
+    """Return a rung that does not apply here, with the reason."""
     return Rung(None, None, None, CheckVerdict.NOT_RUN, why)
 
 
 def ranks_rung(states: Sequence[Tensors]) -> Rung:
-    """Compare every rank's final state with rank 0's: equal bits."""
+    """Require that the final states of all ranks have equal bits."""
     if len(states) < 2:
         return not_run(ALONE)
     for rank, state in enumerate(states[1:], start=1):
@@ -58,7 +58,7 @@ def ranks_rung(states: Sequence[Tensors]) -> Rung:
 
 
 def bits_rung(a: Tensors, b: Tensors) -> Rung:
-    """Compare two sets of tensors: equal bits, and no NaN, which equals nothing."""
+    """Require that two sets of tensors have equal bits and no NaN."""
     apart = distance(a, b)
     if apart.bytes_equal and (nan := first_nan(a)):
         return Rung(True, None, None, CheckVerdict.BREACH, f"tensor {nan} holds NaN")
@@ -71,9 +71,9 @@ def bits_rung(a: Tensors, b: Tensors) -> Rung:
 def hashes_rung(
     run: Rows, other: Rows, what: What, world_size: int | None = None
 ) -> Rung:
-    """Compare the recorded hashes of every rank with ``other``'s: equal, or the first
-    step and tensor that differ. Each of ``world_size`` ranks, if given, must have
-    recorded some.
+    """Require that all ranks recorded the hashes of ``other``; a breach names the
+    first step and tensor that differ. If ``world_size`` is given, each of its ranks
+    must have recorded some.
     """
     ours, theirs = (
         {(row["step"], row["rank"]): row[what] for row in of_kind(rows, "tensors")}
@@ -83,7 +83,7 @@ def hashes_rung(
     if silent:
         return _breach(f"rank {silent[0]} recorded nothing")
     if not ours or ours.keys() != theirs.keys():
-        return _breach("other steps were recorded")
+        return _breach("the recorded steps differ")
     if what == "buffers" and not any([*ours.values(), *theirs.values()]):
         return not_run("the model has no buffers")
     if found := first_difference(run, other, [what]):
@@ -93,7 +93,7 @@ def hashes_rung(
 
 
 def losses_rung(run: Sequence[float], other: Sequence[float]) -> Rung:
-    """Compare the reduced loss of every step with ``other``'s: equal bits."""
+    """Require that the reduced losses of all steps have equal bits."""
     if len(run) != len(other) or not run:
         return _breach(f"{len(run)} steps against {len(other)}")
     for step, (ours, theirs) in enumerate(zip(run, other, strict=True)):
@@ -104,13 +104,13 @@ def losses_rung(run: Sequence[float], other: Sequence[float]) -> Rung:
 
 
 def unwatched_rung(run: Rows) -> Rung:
-    """Compare the gradients of step 0 with those of DDP without our hook."""
+    """Compare the gradients of step 0 with DDP's without our hook: equal bits."""
     bare = {row["rank"]: row["gradients"] for row in of_kind(run, "unwatched")}
     if not bare:
-        return not_run("the strategy is another thing without its hook")
+        return not_run("without its hook this is a different strategy")
     hooked = [row for row in of_kind(run, "tensors") if row["step"] == 0]
     if bare.keys() != {row["rank"] for row in hooked}:
-        return _breach("not every rank tried")
+        return _breach("not every rank recorded it")
     for row in hooked:
         for name, wanted in bare[row["rank"]].items():
             if row["gradients"].get(name) != wanted:
@@ -119,7 +119,7 @@ def unwatched_rung(run: Rows) -> Rung:
 
 
 def precision_rung(run: Rows, replay: Rows) -> Rung:
-    """Compare the loss scaler's state at every recorded step with the replay's."""
+    """Require the replay's state of the loss scaler at every recorded step."""
     wanted = {row["step"]: row.get("precision") for row in of_kind(replay, "tensors")}
     rows = of_kind(run, "tensors")
     for row in rows:
@@ -132,9 +132,7 @@ def precision_rung(run: Rows, replay: Rows) -> Rung:
 
 
 def data_rung(run: Rows, other: Rows) -> Rung:
-    """Compare the hash of every global batch with ``other``'s: the same samples, and on
-    the same ranks if both have as many.
-    """
+    """Require equal samples in each global batch, per rank if world sizes are equal."""
     ours, theirs = (of_kind(rows, "batch") for rows in (run, other))
     for step, (a, b) in enumerate(zip(ours, theirs, strict=False)):
         by_rank, others = a.get("ranks", ()), b.get("ranks", ())
@@ -147,9 +145,7 @@ def data_rung(run: Rows, other: Rows) -> Rung:
 
 
 def trained_rung(run: Rows) -> Rung:
-    """Require that trained parameters changed between the first and the last recorded
-    step. A buffer that counts does not count.
-    """
+    """Require that parameters changed between the first and the last recorded step."""
     tensors = of_kind(run, "tensors")
     if not tensors:
         return Rung(None, None, None, CheckVerdict.BREACH, "nothing was recorded")
@@ -167,7 +163,7 @@ def trained_rung(run: Rows) -> Rung:
 
 
 def reduced_once_rung(run: Rows) -> Rung:
-    """Require every trained parameter in exactly one bucket of a step."""
+    """Require that every trained parameter is in exactly one bucket of a step."""
     layouts = of_kind(run, "buckets")
     trained = {n for row in of_kind(run, "tensors") for n in row["gradients"]}
     if not layouts:
@@ -184,5 +180,5 @@ def reduced_once_rung(run: Rows) -> Rung:
 
 
 def first_nan(tensors: Tensors) -> str | None:
-    """The name of the first tensor that holds a NaN; None without any."""
+    """Return the name of the first tensor that holds a NaN, or None."""
     return next((name for name, t in tensors.items() if bool(t.isnan().any())), None)

@@ -1,4 +1,4 @@
-"""What a run left, or its replay, or one process: all that a ladder looks at."""
+"""Evidence on a run, its replay or one process: the input of a ladder."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,10 +13,10 @@ from minitrain.train.step_record import TrainResult, load_tensors, mean_losses, 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Rows of hashes, the loss of every step, the final state of every rank, tensors
-    ``sampled`` by STEP/KIND/NAME, the state at the start, of a step that was kept the
-    ``values`` of each rank, and ``results`` if in memory. A twin has the ``unit`` in
-    the last place of 1 in the coarsest type that it computed in.
+    """Hash ``rows``, the loss of every step, the final state of every rank, ``sampled``
+    tensors by STEP/KIND/NAME, the initial state, each rank's ``values`` of a step that
+    was kept, and ``results`` if in memory. The ``unit`` of a perturbed run is one ULP
+    of 1.0 in its coarsest type.
     """
 
     rows: Rows
@@ -30,17 +30,17 @@ class Evidence:
 
     @property
     def state(self) -> Tensors:
-        """The first rank's final state."""
+        """Final state of rank 0."""
         return self.states[0]
 
     @property
     def gradients(self) -> Tensors:
-        """The synchronized gradients of step 0, before the optimizer."""
+        """Synchronized gradients of step 0, before the optimizer."""
         return self._of("0/gradients/")
 
     @property
     def early(self) -> Tensors:
-        """The state after the third step; empty where there were fewer."""
+        """State after the third step; empty if there were fewer."""
         return self._of("early/state/")
 
     def _of(self, prefix: str) -> Tensors:
@@ -51,7 +51,7 @@ class Evidence:
 def evidence_of(
     results: Sequence[TrainResult], states: Sequence[Tensors], **more: Any
 ) -> Evidence:
-    """Collect what each rank of a run in memory recorded, and its state."""
+    """Collect the evidence on a run in memory from the results of its ranks."""
     return Evidence(
         rows=rows_of(results),
         losses=mean_losses(results),
@@ -65,9 +65,9 @@ def evidence_of(
 def read_evidence(
     folder: Path, states: Sequence[Path], *, sampled: bool = True, **more: Any
 ) -> Evidence:
-    """Read the evidence of a run in ``folder``; ``states`` are the files of the ranks.
-    A replay has nothing ``sampled``; ``more`` are other fields. Raises OSError for a
-    file that is missing, UserError for one that is damaged.
+    """Read the evidence on a run from ``folder`` and its ``states``, a file per rank.
+    Set ``sampled`` to False for a replay; ``more`` are further fields. Raises OSError
+    for a missing file and UserError for a damaged one.
     """
     return Evidence(
         rows=read_jsonl(folder / "hashes.jsonl", "kind"),

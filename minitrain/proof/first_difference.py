@@ -1,18 +1,18 @@
-"""The first difference between two runs, in what both recorded of their tensors."""
+"""Search for the first difference between the recorded tensors of two runs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 What = Literal["gradients", "parameters", "buffers"]
-# what is wrong in a step makes all that follows in it wrong
+# in the order of a step: an error makes everything after it wrong
 IN_ORDER: tuple[What, ...] = ("gradients", "parameters", "buffers")
 Rows = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The first tensor that differs, and the ranks on which it does."""
+    """The first tensor that differs, and the ranks with the difference."""
 
     step: int
     what: What
@@ -21,16 +21,16 @@ class Difference:
 
 
 def of_kind(rows: Rows, kind: str) -> list[Mapping[str, Any]]:
-    """The rows of a ``kind``."""
+    """Return the rows of a ``kind``."""
     return [row for row in rows if row["kind"] == kind]
 
 
 def first_difference(
     run: Rows, other: Rows, whats: Sequence[What] = IN_ORDER
 ) -> Difference | None:
-    """Find the first hash of ``run`` that is not that of ``other``, or is missing in
-    one: by step, then in the order of ``whats``, of ranks and of names in the
-    recording.
+    """Find the first hash that differs or is present in only one of the runs.
+
+    The order is by step, then by ``whats``, rank, and name as recorded.
     """
     ours, theirs = (
         {(row["step"], row["rank"]): row for row in of_kind(rows, "tensors")}

@@ -1,8 +1,8 @@
-"""What a forward pass depends on, or changes, beside its samples and parameters.
+"""Side inputs and effects of a forward pass: random numbers and buffers.
 
-Random numbers and batch norm make several processes compute something else than one, by
-design. Other buffers are no reason: where they steer the loss, processes that count
-each for itself train otherwise than one.
+With random numbers or batch norm, several processes compute a different result than one
+by design. Other buffers are no excuse: if the loss depends on them, processes that each
+update their own train differently from one process.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,14 +19,14 @@ from minitrain.train.step_record import sha256_tensor
 DRAWS = "the forward pass draws random numbers, each rank its own"
 CHANGES = "each rank's forward pass changes"
 NORMALIZES = "batch norm normalizes by each rank's own samples"
-# what batch norm keeps; a buffer that somebody adds to one is not its own
+# buffers of batch norm itself, without any that a subclass adds
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 @dataclass(frozen=True)
 class Forward:
-    """``why`` one process with the whole batch computes something else by design, if
-    so, and the names of the buffers that are ``changed`` on the way.
+    """Reason ``why`` one process with the whole batch differs by design, or None, and
+    the names of the buffers that forward passes have ``changed``.
     """
 
     why: str | None
@@ -34,18 +34,18 @@ class Forward:
 
     @property
     def changes(self) -> str:
-        """The changed buffers in a phrase; empty without any."""
+        """Clause that names the changed buffers; empty without any."""
         return f"{CHANGES} {_some(self.changed)}" if self.changed else ""
 
     def lacks(self, state: Iterable[str]) -> str:
-        """What is missing where these are left out of ``state``."""
+        """Return a clause that names the changed buffers in ``state``, or ""."""
         left_out = [name for name in state if name in self.changed]
         return f"without {_some(left_out)}, which {CHANGES}" if left_out else ""
 
 
 def forward_of(run: Rows, config: RunConfig) -> Forward:
-    """Tell by what ``run`` recorded, and by the model of ``config``: which buffers are
-    those of batch norm no record says.
+    """Describe the forward pass by the rows of ``run``. The model of ``config`` shows
+    which of the changed buffers belong to batch norm; rows do not record it.
     """
     changed, statistics = _changed_buffers(run, config)
     why = NORMALIZES if {*changed} & statistics else None
@@ -55,16 +55,16 @@ def forward_of(run: Rows, config: RunConfig) -> Forward:
 
 
 def collectives_of(run: Rows) -> list[str]:
-    """Return the names of the collectives that a forward pass calls."""
+    """Return the names of the collectives called in the forward pass."""
     rows = of_kind(run, "collectives")
     return sorted({name for row in rows for name in row["names"]})
 
 
 def _changed_buffers(run: Rows, config: RunConfig) -> tuple[list[str], set[str]]:
-    # those that are not as they started, under all their names, and those of batch norm
+    # all names of buffers that differ from their start, and of buffers of batch norm
     recorded = [row.get("buffers", {}) for row in of_kind(run, "tensors")]
     change = any(row["changes_buffers"] for row in of_kind(run, "forward"))
-    # a pass may change them that is not the first one
+    # a pass after the first may be the one that changes them
     if not change and all(buffers == recorded[0] for buffers in recorded):
         return [], set()
     with untouched_random_state():
@@ -77,7 +77,7 @@ def _changed_buffers(run: Rows, config: RunConfig) -> tuple[list[str], set[str]]
         for name, sha256 in buffers.items()
         if sha256 != start.get(name)
     }
-    # a buffer that two modules share is recorded under one of its names
+    # a buffer shared by two modules is recorded under only one of its names
     same = {id(named[name]) for name in found if name in named}
     found |= {name for name, buffer in named.items() if id(buffer) in same}
     return sorted(found), _statistics(model, bool(collectives_of(run)))
@@ -88,7 +88,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _statistics(model: nn.Module, communicates: bool) -> set[str]:
-    # a subclass that computes otherwise may reduce its statistics over the ranks
+    # a subclass with its own forward may reduce its statistics over the ranks
     return {
         f"{prefix}.{name}" if prefix else name
         for prefix, module in model.named_modules(remove_duplicate=False)

@@ -1,6 +1,6 @@
-"""The ladder: every rung that a run is held to, from what it and others left.
+"""The ladder: all rungs of a run, from the evidence on it and on other runs.
 
-Two steps, because a pipeline collects the evidence on each run before it compares runs.
+It has two steps: the pipeline collects evidence on each run, then compares runs.
 """
 
 from collections.abc import Iterable, Mapping
@@ -34,7 +34,7 @@ from minitrain.sync.strategy import Strategy
 from minitrain.train.config import RunConfig
 
 Rungs = dict[str, Rung]
-# the rungs that a strategy is held to where it promises so, and why not otherwise
+# rungs that depend on a promise of the strategy, and the reason to skip them
 PROMISED: dict[Promise, tuple[tuple[str, ...], str]] = {
     "reduced_once": (
         ("reduced_once",),
@@ -46,13 +46,13 @@ PROMISED: dict[Promise, tuple[tuple[str, ...], str]] = {
     ),
     "one_process": (COMPARABLE, "does not promise to stay close to one process"),
 }
-# of the reference; odd ones beside those of the run: chunks of a ring come out unequal
+# bucket sizes for the reference, besides the run's: odd ones give unequal ring chunks
 SIZES = (1, 7, 1000)
-# elements, for the memory that many shards of a large model would take
+# largest number of elements, which bounds the memory for many shards of a large model
 MOST = 1 << 20
 FEWER = (
-    "the loss is no mean over samples, so ranks that see fewer of them (negatives, "
-    "terms of a sum) compute another one than one process"
+    "the loss is not a mean over samples, so ranks that see fewer of them (negatives, "
+    "terms of a sum) compute a different one than one process"
 )
 
 
@@ -62,9 +62,10 @@ def own_rungs(
     replay: Evidence | None,
     witness: Mapping[str, Mapping[str, Any]],
 ) -> Rungs:
-    """Collect the rungs of ``run`` by name, in the order in which causes come before
-    effects. Without a ``replay`` (a GPU, whose kernels add in an order of their own)
-    its rungs are not run, nor is what the strategy does not promise.
+    """Collect the rungs of ``run`` by name, ordered so that causes precede effects.
+
+    Without a ``replay`` (a GPU, whose kernels sum in an unknown order) its rungs are
+    not run; neither are rungs that the strategy does not promise.
     """
     testimony = {name: rung_of(rung) for name, rung in witness.items()}
     rungs = {
@@ -80,7 +81,7 @@ def own_rungs(
     rungs["unwatched"] = unwatched_rung(run.rows)
     rungs["ranks"] = ranks_rung(run.states)
     if replay is None:
-        rungs["replay"] = not_run("computed on another device than a replay could be")
+        rungs["replay"] = not_run("a replay cannot run on the device of this run")
     else:
         rungs |= _against_replay(run, replay, config.precision)
     rungs |= testimony
@@ -108,9 +109,9 @@ def ladder(
     atol: float,
     more: Mapping[str, Rung] | None = None,
 ) -> Rungs:
-    """Collect all rungs of ``run``: its ``own``, those against ``one`` process (or the
-    reason why there is none), and ``more``. ``twin`` is asked only for what is beyond
-    the quick limits; ``atol`` is one of them.
+    """Collect all rungs of ``run``: its ``own``, the comparison with ``one`` process
+    (or the reason why there is none), and ``more``. The perturbed run ``twin`` is
+    trained only if quick limits, of which ``atol`` is one, are exceeded.
     """
     if isinstance(one, str):
         names = ("one_process", "one_process_data", *COMPARABLE[:2])
@@ -118,7 +119,7 @@ def ladder(
     else:
         beside = one_process_rungs(run, one, config, atol, twin)
         if "loss" not in config.sync.guarantees.promises:
-            # held to more than its loss
+            # the strategy promises more than its loss
             del beside["loss"]
         beside |= _not_promised(beside, config)
     rungs = {**own, **beside, **(more or {})}
@@ -131,7 +132,7 @@ def _not_promised(rungs: Rungs, config: RunConfig) -> Rungs:
         if promise not in config.sync.guarantees.promises:
             why = f"{name_of(config.sync)} {why}"
         elif promise == "one_process" and config.precision != "float32":
-            why = f"{config.precision} rounds more coarsely than the tolerances know"
+            why = f"{config.precision} rounds more coarsely than the tolerances allow"
         else:
             continue
         skipped |= {name: not_run(why) for name in names if name in rungs}
@@ -139,11 +140,11 @@ def _not_promised(rungs: Rungs, config: RunConfig) -> Rungs:
 
 
 def _not_comparable(rungs: Rungs, run: Evidence, config: RunConfig) -> Rungs:
-    # the witness finds that the loss of a sample depends on the others of its batch:
-    # there a whole batch is another thing than its shards by design. A buffer that
-    # counts samples in training is no such design
+    # the witness found that the loss of a sample depends on the rest of its batch, so a
+    # whole batch differs from its shards by design. A buffer that counts samples in
+    # training is not such a design
     mean, probe = rungs.get("witness_mean"), rungs.get("witness_probe")
-    # without a distance nothing was compared, and nothing is known
+    # no distance: nothing was compared
     if mean is None or mean.verdict != "not run" or mean.max_abs_diff is None:
         return {}
     if probe and probe.verdict in FINE and forward_of(run.rows, config).changed:
@@ -161,9 +162,9 @@ def _bucket_sizes(run: Evidence) -> set[int]:
 def reference_rung(
     strategy: type[Strategy], num_shards: int, sizes: Iterable[int], dtype: torch.dtype
 ) -> Rung:
-    """Compare the reference of a strategy, which a replay repeats, with a float64 sum
-    of random gradients, for buckets of ``sizes`` elements, and several ways to put
-    ranks on hosts. A reference and a strategy that forget the same rank agree.
+    """Compare the reference of a strategy, which a replay uses, with a float64 sum of
+    random gradients, for buckets of ``sizes`` elements and several placements of ranks
+    on hosts. A replay alone misses a rank dropped by both strategy and reference.
 
     Adding n numbers rounds at most n times, each time by at most half a unit in the
     last place of the sum of absolute values so far (Higham, Accuracy and Stability of
@@ -186,17 +187,16 @@ def reference_rung(
                 worst, where = share, f"{num_shards} shards of {size} elements"
                 where += f" on {len(hosts)} hosts" if len(hosts) > 1 else ""
     if not worst <= 1:
-        detail = f"{where}: {worst:.3g} times what rounding explains"
-        return Rung(
-            None, None, None, CheckVerdict.BREACH, f"the reference is no sum: {detail}"
-        )
-    detail = f"at most {worst:.2g} of what rounding may do"
+        detail = f"the reference is not a sum: {where}: "
+        detail += f"{worst:.3g} times what rounding explains"
+        return Rung(None, None, None, CheckVerdict.BREACH, detail)
+    detail = f"at most {worst:.2g} of the rounding limit"
     return Rung(None, None, None, CheckVerdict.WITHIN, detail)
 
 
 def possible_hosts(strategy: type[Strategy], num_shards: int) -> list[Hosts]:
-    """Return some of the ways in which ranks may lie on hosts: on one, on two and on
-    three of unequal size, and each on its own; one way where none makes a difference.
+    """Return placements of the ranks: on one host, on two and three of unequal size,
+    and one rank per host; only the first if placement makes no difference.
     """
     ranks = range(num_shards)
     counts = {1, 2, 3, num_shards} if strategy.guarantees.adds_in == "hosts" else {1}

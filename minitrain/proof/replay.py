@@ -1,8 +1,7 @@
-"""One process that does what W ranks did, one after the other: same order, same bits.
+"""Replay: one process repeats the work of W ranks sequentially, with equal bits.
 
-It reads the ranks' shards, adds their gradients in the order of the strategy (gloo's
-ring, a tree, a tree inside each host) over the buckets that the run recorded, and steps
-the same optimizer.
+It reads their shards, sums the gradients in the order of the strategy (gloo's ring, a
+tree, a tree inside each host) over the recorded buckets, and steps the same optimizer.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -26,14 +25,14 @@ from minitrain.train.worker import start_streams
 
 Gradients = dict[str, Tensor]
 Reduction = Callable[[Sequence[Tensor]], Tensor]
-# the ranks on each
+# the ranks on each host
 Hosts = list[list[int]]
 
 
 @dataclass
 class Replayed:
-    """Results of the rank of each shard (the rows of all are in the first), the final
-    state, and of a step that was to be kept the values.
+    """Results of each shard's rank (the first holds the rows of all), the final state,
+    and the values of the step to keep.
     """
 
     results: list[TrainResult]
@@ -50,19 +49,19 @@ def replay(
     keep: int | None = None,
     sampled: Iterable[int] = (),
 ) -> Replayed:
-    """Repeat in this process what ``world_size`` ranks did who recorded ``rows``.
+    """Repeat in this process a run of ``world_size`` ranks that recorded ``rows``.
 
-    It takes two things from the run: which gradients were added up together, and which
-    ranks shared a host, for a strategy that adds there first. Threads must be those of
-    the run for its bits to be repeated. ``show`` names a progress bar; ``keep`` is a
-    step whose values are kept, ``sampled`` steps whose tensors are.
+    Only the buckets, and the ranks of each host for strategies that first reduce within
+    hosts, come from the run. Equal bits require its number of threads. ``show`` names a
+    progress bar; ``keep`` is a step whose values are kept, ``sampled`` those whose
+    tensors are.
     """
     count, guarantees = config.num_shards(world_size), config.sync.guarantees
     streams = start_streams(config, count)
     shards = [config.batches([shard], count) for shard in range(count)]
     model = config.start_model(0)
     optimizer, precision = plain_optimizer(config, model), Precision(config.precision)
-    # where the run shows no buckets, all parameters are one
+    # a run without recorded buckets has all parameters in one
     layouts = {-1: [list(trained(model))]}
     for row in of_kind(rows, "buckets"):
         layouts[row["step"]] = [bucket["parameters"] for bucket in row["buckets"]]
@@ -78,11 +77,11 @@ def replay(
             load_buffers(model, start)
             with stream:
                 _compute(model, batches, step, divisor, precision, result)
-            # before the sum, and by a product, as the strategies do: dividing the sum
-            # rounds otherwise where the divisor is no power of two
+            # multiply before the sum, as the strategies do: dividing the sum rounds
+            # differently if the divisor is not a power of two
             gradients.append(_scaled_gradients(model, 1.0 / divisor))
             after.append(copy_buffers(model))
-        # DDP broadcasts rank 0's before the next forward pass (broadcast_buffers)
+        # DDP broadcasts rank 0's buffers before the next forward pass
         load_buffers(model, after[0])
         layout = layouts[max(s for s in layouts if s <= step)]
         _combine(model, gradients, layout, reduction)
@@ -98,16 +97,16 @@ def replay(
 
 
 def hosts_of_run(rows: Rows, world_size: int) -> Hosts:
-    """Return the ranks on each host, from a run's hash rows; all on one where it shows
-    none. Raises EvidenceError where its ranks do not agree, or a rank is on no host or
-    two.
+    """Return the ranks on each host from a run's hash rows; one host if none is
+    recorded. Raises EvidenceError if the rows disagree, or if a rank is not on exactly
+    one host.
     """
     one = [[*range(world_size)]]
     recorded = [row.get("hosts", one) for row in of_kind(rows, "buckets")]
     hosts: Hosts = recorded[0] if recorded else one
     for other in recorded:
         if other != hosts:
-            raise EvidenceError(f"buckets: hosts = {hosts} on a rank, then {other}")
+            raise EvidenceError(f"buckets: hosts = {hosts} on one rank, then {other}")
     if sorted(rank for host in hosts for rank in host) != one[0]:
         must = f"must hold each of {world_size} ranks once"
         raise EvidenceError(f"buckets: hosts = {hosts}: {must}")
@@ -115,9 +114,7 @@ def hosts_of_run(rows: Rows, world_size: int) -> Hosts:
 
 
 def reduction_of(strategy: type[Strategy], hosts: Hosts) -> Reduction:
-    """Return what adds up one bucket of all shards, with the ranks of ``hosts`` on
-    each, for a strategy whose order depends on that.
-    """
+    """Return the function that reduces a bucket of all shards, in the right order."""
     reference: Any = strategy.reference
     by_host = strategy.guarantees.adds_in == "hosts"
     return partial(reference, hosts=hosts) if by_host else reference
@@ -131,7 +128,7 @@ def _compute(
     precision: Precision,
     result: TrainResult,
 ) -> None:
-    # leaves the gradients of one shard; its micro-batches add up in order
+    # accumulates the gradients of one shard over its micro-batches, in order
     model.zero_grad()
     micro_batches, losses = batches.micro_batches(step), []
     for micro_batch in micro_batches:
@@ -157,8 +154,8 @@ def _combine(
     buckets: list[list[str]],
     reduction: Reduction,
 ) -> None:
-    # a parameter that some shards do not use has a zero there; what none uses keeps no
-    # gradient
+    # a parameter unused in some shards counts as zero there; one that no shard uses
+    # keeps no gradient
     parameters = dict(model.named_parameters())
     model.zero_grad()
     for names in buckets:
@@ -176,8 +173,8 @@ def _combine(
 
 
 def _in_memory(gradient: Tensor | None, parameter: Tensor) -> Tensor:
-    # flat, in the order in which its elements lie in memory and in DDP's bucket: chunks
-    # are cut there, so for a transposed weight the row-major order has other bits
+    # flat, in memory order, as in DDP's bucket: the ring cuts it into chunks, so for a
+    # transposed weight row-major order would change the bits
     if gradient is None:
         return parameter.new_zeros(parameter.numel())
     return gradient.as_strided((gradient.numel(),), (1,))

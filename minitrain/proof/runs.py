@@ -1,10 +1,9 @@
-"""One process that computes whole batches, the measure of all runs; and their ladders.
+"""The reference run, one process on whole batches, and the ladders of all runs.
 
-It computes with the replay's loop, and not with that of the ranks. Where training is
-unstable at its learning rate, rounding grows without bound, and no tolerance can tell
-it from a fault: the same process from a start that differs in the last bit (of the
-coarsest type that the model casts to) measures whether it does. ``evidence`` is a
-folder with one for each run, as the verify stage leaves it.
+The reference uses the training loop of the replay, not the one of the ranks. Unstable
+training amplifies rounding without bound, which no tolerance distinguishes from a
+fault: a perturbed run, started one ULP away (of the coarsest type that the model casts
+to), measures it. ``evidence`` is the folder of the verify stage, a subfolder per run.
 """
 
 from collections.abc import Callable
@@ -36,13 +35,13 @@ ONE_PROCESS = "gloo-1"
 def run_one_process(
     config: RunConfig, most_steps: int | None = None, *, show: str = ""
 ) -> Evidence:
-    """Train in this process on whole batches; ``most_steps`` ends it early, ``show``
+    """Train in this process on whole batches, for ``most_steps`` at most; ``show``
     names a progress bar. Raises UserError for a loss that is not finite.
     """
     steps = min(config.steps, most_steps or config.steps)
     alone = whole_batches(replace(config, steps=steps))
     start = dict(alone.start_model(0).state_dict())
-    # the gradients of the first step; the early state comes along
+    # sample the gradients of the first step; the early state is always included
     done = replay(alone, [], 1, show=show, sampled=[0])
     return evidence_of(done.results, [done.state], start=start)
 
@@ -50,8 +49,8 @@ def run_one_process(
 def run_twin(
     config: RunConfig, most_steps: int | None = None, *, show: str = ""
 ) -> Evidence:
-    """Train the same from a start one ULP (unit in the last place) away, of the
-    coarsest type that the forward pass computes in.
+    """Train the perturbed run: the same from a start one ULP (unit in the last place)
+    away, in the coarsest type of the forward pass.
     """
     coarsest = _coarsest_float(config)
     nudged = replace(config, factory=partial(_nudged, config.factory, coarsest))
@@ -60,8 +59,8 @@ def run_twin(
 
 
 def _nudged(factory: Callable[[], nn.Module], coarsest: torch.dtype) -> nn.Module:
-    # every trained parameter one unit in the last place up; or, where it is cast to a
-    # coarser type, every second element up and the others down by one unit of that
+    # moves each trained parameter one unit in the last place up; if it is cast to a
+    # coarser type, every second element up and the others down by one unit of that type
     model, unit = factory(), torch.finfo(coarsest).eps
     with torch.no_grad():
         for parameter in model.parameters():
@@ -78,7 +77,7 @@ def _nudged(factory: Callable[[], nn.Module], coarsest: torch.dtype) -> nn.Modul
 
 
 def _coarsest_float(config: RunConfig) -> torch.dtype:
-    # of a forward pass of the first batch, by the casts of autocast and of the model
+    # of the first forward pass, including casts by autocast and by the model
     seen = _Floats()
     with untouched_random_state():
         alone = whole_batches(replace(config, steps=1))
@@ -89,7 +88,7 @@ def _coarsest_float(config: RunConfig) -> torch.dtype:
 
 
 class _Floats(TorchDispatchMode):
-    # the floating-point types of all results
+    # collects the floating-point types of all results
 
     def __init__(self) -> None:
         super().__init__()
@@ -106,8 +105,8 @@ class _Floats(TorchDispatchMode):
 
 
 def is_one_process(run: str, params: Params) -> bool:
-    """Return whether ``run`` is one process with the whole batch: gloo-1 with stock
-    DDP. Another strategy would share what is to be found out.
+    """Return whether ``run`` itself is the reference run: gloo-1 with stock DDP. Any
+    other strategy would share its own code with the runs under test.
     """
     train = params.train
     return (
@@ -120,10 +119,8 @@ def is_one_process(run: str, params: Params) -> bool:
 def reference_of(
     params: Params, config: RunConfig, evidence: Path
 ) -> tuple[Evidence, Twin]:
-    """Return one process with the whole batch, a run that is there or trained here; and
-    its twin, trained when it is asked for.
-    """
-    # what it records at other steps is compared with nothing
+    """Return the reference run, trained if needed, and a trainer of perturbed runs."""
+    # records of other steps would not be compared
     alone = replace(config, hash_every=config.steps)
     twin = cache(partial(run_twin, alone, show="one process"))
     if any(is_one_process(run, params) for run in params.runs()):
@@ -139,9 +136,8 @@ def ladder_of_run(
     twin: Twin,
     evidence: Path,
 ) -> Rungs:
-    """Return the whole ladder of ``run``, beside the other runs and what
-    :func:`reference_of` gives. Raises OSError if the verify stage left nothing of a
-    run.
+    """Return the complete ladder of ``run``; ``one`` and ``twin`` are the result of
+    :func:`reference_of`. Raises OSError if a run has no evidence.
     """
     file = evidence / run / "evidence.json"
     with reading(file):
@@ -162,16 +158,16 @@ def ladder_of_run(
 def across_world_sizes(
     run: str, params: Params, config: RunConfig, evidence: Path
 ) -> Rungs:
-    """Compare the final state of ``run`` with that of the gloo run with the fewest
-    processes: ``invariant`` alone promises equal bits.
+    """Compare the final states of ``run`` and of the gloo run with the fewest
+    processes; only ``invariant`` promises equal bits.
     """
     if not config.sync.guarantees.logical_shards:
         return {}
     fewest = f"gloo-{min(params.gloo.world_sizes)}"
     if run == fewest:
-        return {"world_sizes": not_run("the others are held to it")}
+        return {"world_sizes": not_run("the other runs are compared with this one")}
     if not run.startswith("gloo-"):
-        return {"world_sizes": not_run("a GPU computes other bits")}
+        return {"world_sizes": not_run("a GPU computes different bits")}
     states = (load_tensors(evidence / one / "state.pt") for one in (fewest, run))
     return {"world_sizes": bits_rung(*states)}
 

@@ -1,8 +1,8 @@
-"""The rungs that compare with one process which computes the whole batch at once.
+"""Rungs that compare a run with one process on whole batches, within tolerances.
 
-Its sums have other shapes, so bits cannot be expected. What is beyond a quick limit is
-held to a twin, the same process from a start one unit in the last place away, which
-shows how far rounding alone carries each tensor (docs/reference.md).
+Sums have different shapes there, so bits differ. Beyond a quick limit, a perturbed run
+(the twin), which starts one unit in the last place away, shows how far rounding alone
+carries each tensor (docs/reference.md).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,22 +24,22 @@ from minitrain.proof.forward import forward_of
 from minitrain.proof.ulp import distance, gaps
 from minitrain.train.config import RunConfig
 
-# the quick limits: of the largest gradient; of how far SGD moved a tensor; for AdamW of
-# the rate (``atol`` is for a rate of 3e-4); and where all is float64
+# quick limits: shares of the largest gradient, and of the distance that SGD moved a
+# tensor; for AdamW, ``atol`` holds at a learning rate of 3e-4; all-float64 models
 GRADIENT_SHARE = 1e-5
 GRADIENT_SHARE_FLOAT64 = 1e-13
 SGD_SHARE = 1e-4
 ADAMW_RATE_OF_ATOL = 3e-4
 ADAMW_SHARE_WITHIN_ATOL = 0.999
 STATE_FLOAT64 = 1e-11
-# units in the last place that a value itself may be off
+# allowed units in the last place of the value itself
 UNITS = 4
-# beyond the quick limit: so many times as far as the twin
+# beyond the quick limit: allowed multiple of the distance of the perturbed run
 TIMES_TWIN = 10
 EXPLAINED = "rounding explains it"
 LOSS_SHARE = 0.05
 COMPARABLE = ("one_process_gradients", "one_process_early", "one_process")
-# a one-process run from a start one ULP away, of so many steps (None: of all)
+# trains the perturbed run for a number of steps (None: all of them)
 Twin = Callable[[int | None], Evidence]
 EARLY = 3
 
@@ -47,8 +47,8 @@ EARLY = 3
 def one_process_rungs(
     run: Evidence, one: Evidence, train: RunConfig, atol: float, twin: Twin
 ) -> dict[str, Rung]:
-    """Compare ``run`` with ``one`` process, in rungs by name. A forward pass that draws
-    random numbers, or normalizes by its batch, is compared in its data and loss alone.
+    """Compare ``run`` with ``one`` process, in rungs by name. If the forward pass draws
+    random numbers or normalizes by its batch, only data and loss are compared.
     """
     forward = forward_of(run.rows, train)
 
@@ -67,8 +67,8 @@ def one_process_rungs(
         twins: Callable[[], Tensors],
         explained: CheckVerdict = CheckVerdict.WITHIN,
     ) -> Rung:
-        # a buffer may count a rank's own samples and do no harm: where it does some,
-        # parameters part
+        # a buffer may count a rank's own samples: if it affected training, parameters
+        # would diverge
         ours, kept = (
             {name: t for name, t in tensors.items() if name not in forward.changed}
             for tensors in (ours, theirs)
@@ -84,8 +84,8 @@ def one_process_rungs(
         early = not_run("fewer than three steps")
         if run.early:
             early = state(run.early, one.early, lambda: twin(EARLY).early)
-        # training that is unstable at its rate amplifies rounding without bound, and a
-        # fault could hide in it
+        # undecided: unstable training amplifies rounding without bound, which could
+        # hide a fault
         given = run.state, one.state, lambda: twin(None).state
         final = state(*given, CheckVerdict.UNDECIDED)
         rungs |= zip(COMPARABLE, (gradients(), early, final), strict=True)
@@ -98,17 +98,15 @@ def _noted(rung: Rung, note: str) -> Rung:
 
 @dataclass(frozen=True)
 class Limits:
-    """The quick limits, by tensor: for every element, and for 99.9 % of all elements
-    together where that is less.
-    """
+    """Quick limits by tensor: for every element, and for 99.9 % of all elements."""
 
     every: Mapping[str, float]
     common: Mapping[str, float] | None = None
 
 
 def gradient_limits(one: Tensors) -> Limits:
-    """Limit step-0 gradients, of equal weights and sums of other shapes: 1e-5 of the
-    model's largest gradient, in float64 1e-13 of it.
+    """Return the limits of gradients at step 0, where weights are equal: 1e-5 of the
+    model's largest gradient, 1e-13 of it in float64.
     """
     largest = max((_size(gradient) for gradient in one.values()), default=0.0)
     share = GRADIENT_SHARE_FLOAT64 if _all_float64(one) else GRADIENT_SHARE
@@ -116,9 +114,9 @@ def gradient_limits(one: Tensors) -> Limits:
 
 
 def state_limits(one: Tensors, start: Tensors, train: RunConfig, atol: float) -> Limits:
-    """Limit a state. SGD: 1e-4 of how far training moved the tensor from its ``start``.
-    AdamW: the learning rate, and for 99.9 % of the elements ``atol`` times rate / 3e-4.
-    In both some units in the last place of the values. If all is float64: 1e-11.
+    """Return the limits of a state. SGD: 1e-4 of the distance of the tensor from its
+    ``start``. AdamW: the learning rate, and ``atol`` times rate / 3e-4 for 99.9 % of
+    the elements. Both add ``UNITS`` of the values. All-float64 models: 1e-11.
     """
     if _all_float64(one):
         return Limits(dict.fromkeys(one, STATE_FLOAT64))
@@ -140,9 +138,9 @@ def close_rung(
     unit: Callable[[], float] = lambda: 0.0,
     explained: CheckVerdict = CheckVerdict.WITHIN,
 ) -> Rung:
-    """Require ``run`` within the quick limits of ``one``, or else in no tensor ten
-    times as far as the ``twin``, nor more than some ``unit`` in the last place of its
-    largest element; both are asked for only then, and the verdict is ``explained``.
+    """Require that ``run`` is within the quick limits of ``one``. Otherwise each tensor
+    must be within ten times the distance of the ``twin``, or ``UNITS`` times ``unit``
+    of its largest element (both computed on demand); the verdict is ``explained``.
     """
     apart = distance(run, one)
     if apart.max_abs_diff is None or first_nan(run):
@@ -179,15 +177,15 @@ def _by_twin(
     worst = max(beyond, key=lambda name: beyond[name] / (most[name] + 1e-300))
     within = all(gap <= most[name] for name, gap in beyond.items())
     named = f"tensor {worst} is {beyond[worst]:.3g} off"
-    carried = f"a start one ULP away carries it {far[worst]:.3g}"
+    carried = f"a start one ULP away moves it by {far[worst]:.3g}"
     if units[worst] > TIMES_TWIN * far[worst]:
         carried += f", {UNITS} units in its last place are {units[worst]:.3g}"
     return within, f"{f'{EXPLAINED}: ' if within else ''}{named}, {carried}"
 
 
 def loss_rung(losses: Sequence[float], one_process: Sequence[float]) -> Rung:
-    """Compare the mean loss of the last quarter of the steps: at most 5 % above one
-    process's. Strategies that approximate gradients may learn otherwise, not worse.
+    """Require a mean loss over the last quarter of the steps of at most 5 % above one
+    process. Strategies that approximate gradients may learn differently, not worse.
     """
     last = max(1, len(losses) // 4)
     ours, theirs = (sum(x[-last:]) / last for x in (losses, one_process))
@@ -198,7 +196,7 @@ def loss_rung(losses: Sequence[float], one_process: Sequence[float]) -> Rung:
 
 
 def _size(tensor: Tensor) -> float:
-    # a mask of infinities has no size
+    # infinities, as in a mask, have no size
     finite = tensor.double().nan_to_num(0.0, 0.0, 0.0).abs()
     return float(finite.max()) if tensor.numel() else 0.0
 

@@ -15,8 +15,8 @@ CHUNK_ELEMENTS = 1 << 14
 
 @dataclass(frozen=True)
 class Distance:
-    """Distance of two sets of tensors; ``tensor`` is the first that differs, or cannot
-    be compared: then, or with a NaN on one side, the numbers are None.
+    """Distance of two sets of tensors; ``tensor`` is the first that differs. The
+    numbers are None if it cannot be compared or contains a NaN.
     """
 
     bytes_equal: bool
@@ -27,9 +27,9 @@ class Distance:
 
 @dataclass(frozen=True)
 class Gap:
-    """Distance of two tensors of one dtype and shape: the number of elements with other
-    bits, and the flat index of the first. The distances are None if an element is NaN;
-    ``max_abs_diff`` also if an infinity is apart from a number.
+    """Distance of two tensors of one dtype and shape: the number of elements with
+    different bits, and the flat index of the ``first``. Distances are None with a NaN;
+    ``max_abs_diff`` also if an infinity meets a different value.
     """
 
     num_different: int
@@ -40,15 +40,15 @@ class Gap:
 
 def ulp_distance(a: Tensor, b: Tensor) -> npt.NDArray[np.uint64]:
     """Count the representable values between tensors of one dtype, per element (flat),
-    across zero too; complex numbers have two elements each. NaN has no place in the
-    order: look for it first.
+    also across zero; a complex number has two elements. NaN has no position in this
+    order: check for it first.
     """
     x, y = _ordered(_flat(a)), _ordered(_flat(b))
     return np.where(x > y, x - y, y - x)
 
 
 def _ordered(flat: Tensor) -> npt.NDArray[np.uint64]:
-    # unsigned integers in the order of the numbers that they stand for
+    # unsigned integers in the order of the numbers that they represent
     bits = _unsigned(flat).astype(np.uint64)
     half = np.uint64(1 << (8 * flat.element_size() - 1))
     # a scale such as float8_e8m0fnu has no sign
@@ -60,9 +60,7 @@ def _ordered(flat: Tensor) -> npt.NDArray[np.uint64]:
 
 
 def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Distance:
-    """Compare two named sets of tensors on the CPU; names, shapes and dtypes must agree
-    too.
-    """
+    """Compare two named sets of tensors on the CPU, including names, shapes, dtypes."""
     for name in sorted(a.keys() ^ b.keys()):
         return Distance(False, None, None, name)
     differing, ulp, gap = [], 0, 0.0
@@ -79,7 +77,7 @@ def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Distance:
 
 
 def tensor_gap(a: Tensor, b: Tensor) -> Gap:
-    """Compare two tensors of one dtype and shape, piece by piece: little memory."""
+    """Compare two tensors of one dtype and shape in chunks, which saves memory."""
     count, first, ulp, gap, nan = 0, None, 0, 0.0, False
     for start, x, y in _chunks(a, b):
         places = (_unsigned(x) != _unsigned(y)).nonzero()[0]
@@ -105,14 +103,14 @@ def _chunks(a: Tensor, b: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
 
 
 def num_nan(tensor: Tensor) -> int:
-    """Elements that are NaN; a complex number counts for each part that is."""
+    """Count NaN elements; a complex number has two components to count."""
     if not (tensor.is_floating_point() or tensor.is_complex()):
         return 0
     return sum(int(x.isnan().sum()) for _, x, _ in _chunks(tensor, tensor))
 
 
 def gaps(a: Tensor, b: Tensor) -> Tensor:
-    """|a - b| in float64, flat; equal values, infinities too, give 0."""
+    """Return |a - b| in float64, flat; equal values, including infinities, give 0."""
     x, y = _flat(a).double(), _flat(b).double()
     return (x - y).abs().masked_fill(x == y, 0.0)
 
@@ -134,9 +132,9 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 
 
 def _flat(tensor: Tensor) -> Tensor:
-    # one dimension, real numbers; no copy where the tensor is contiguous
+    # one dimension, real numbers; a contiguous tensor is not copied
     whole = tensor.detach().resolve_conj().resolve_neg().contiguous()
-    # one element counts as contiguous whatever its stride, and cannot be viewed then
+    # a single element is contiguous with any stride, which would make view() fail
     flat = whole.as_strided((whole.numel(),), (1,))
     return torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat
 

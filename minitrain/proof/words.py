@@ -7,9 +7,7 @@ from minitrain.analysis.verdicts import CheckVerdict
 
 
 def printed(ladder: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return a line for each rung: its name, its verdict, how far apart the two are
-    where that is within tolerance, and its detail.
-    """
+    """Return a line per rung: name, verdict, distance if within tolerance, detail."""
     width = max(map(len, ladder))
     lines = []
     for name, rung in ladder.items():

@@ -1,6 +1,6 @@
-"""The report: sentences, pictures and one page, made from measured numbers alone.
+"""The report: sentences, charts and one page, generated from measured numbers.
 
-``read`` reads what the stages measured into ``facts``, templates make sentences and
-tables of them, ``pictures`` and ``overview`` draw, and ``publish`` writes all files.
-Nothing here imports torch or measures anything.
+``read`` reads the results of the stages into ``facts``, templates render sentences and
+tables, ``pictures`` and ``overview`` draw, and ``publish`` writes all files. This
+package measures nothing and does not import torch.
 """

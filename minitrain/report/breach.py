@@ -1,6 +1,6 @@
-"""Publication of a breach in place of the last result, so that the old one is not read.
+"""Publication of a breach, which replaces the previous result.
 
-The stage that finds a breach writes this: nothing downstream of it runs.
+The stage that finds a breach writes it, since no stage downstream will run.
 """
 
 from collections.abc import Mapping
@@ -14,9 +14,9 @@ from minitrain.report.render import markdown, write_page
 
 Verdicts = Mapping[str, Mapping[str, Any]]
 
-# with "error: equivalence: " in front of it, a line stays below 240 characters
+# keeps a line with the prefix "error: equivalence: " below 240 characters
 LONGEST_LINE = 215
-# made from speeds, accounts, losses and states of runs that are refused
+# files derived from the rejected runs
 REMOVED = (
     "manifest.json",
     "overview.svg",
@@ -36,9 +36,9 @@ class Breach(NamedTuple):
 
 
 def breach_line(verdicts: Verdicts) -> str:
-    """Return the first breach by its cause, and how many follow; "" without any.
-
-    ``verdicts`` is what metrics/equivalence.json holds: per run, rungs by name.
+    """Return the first breach, ordered so that causes precede effects, and the number
+    of others; "" if there is none. ``verdicts`` is the content of
+    metrics/equivalence.json: per run, rungs by name.
     """
     found = _breaches(verdicts)
     if not found:
@@ -49,8 +49,8 @@ def breach_line(verdicts: Verdicts) -> str:
 
 
 def refuse(verdicts: Verdicts, metrics: Path) -> None:
-    """Replace the result in the folder ``metrics`` by the breach."""
-    # only a breach draws
+    """Replace the result in the folder ``metrics`` with the breach."""
+    # imported here: only a breach needs matplotlib
     from minitrain.report.canvas import canvas, save
 
     line, breaches = breach_line(verdicts), _breaches(verdicts)
@@ -65,7 +65,7 @@ def refuse(verdicts: Verdicts, metrics: Path) -> None:
     write_page(markdown("breach.md", text=text, **shown), metrics)
     for name in REMOVED:
         (metrics / name).unlink(missing_ok=True)
-    # a dollar sign would start a formula
+    # matplotlib treats dollar signs as math
     figure, axes = canvas(1.2, text.replace("$", r"\$"), right=0.97)
     axes.set_axis_off()
     with atomic_path(metrics / "scaling.png") as path:
@@ -79,5 +79,5 @@ def _breaches(verdicts: Verdicts) -> list[Breach]:
         for name, check in checks_of(entry).items()
         if check["verdict"] == "breach"
     ]
-    # stable: run by run, and in a run as the ladder has them
+    # a stable sort keeps the order of runs, and of rungs in the ladder
     return sorted(found, key=lambda breach: cause(breach.check))

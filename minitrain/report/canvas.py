@@ -1,7 +1,7 @@
-"""What the pictures have in common: size, colors, title, and bytes that do not vary.
+"""Common style of the charts: size, colors, title, and reproducible bytes.
 
-A picture is a PNG file 1280 pixels wide, made to be read at 800. Colors are those of
-Okabe and Ito, which stay apart for the color-blind.
+A chart is a PNG file 1280 pixels wide, designed for display at 800. Colors are from the
+color-blind safe palette of Okabe and Ito.
 """
 
 import textwrap
@@ -18,7 +18,7 @@ BLUE, GREEN, ORANGE, PURPLE = "#0072B2", "#009E73", "#D55E00", "#CC79A7"
 def canvas(
     height: float, title: str, *, right: float, left: float = 0.12, head: float = 0.12
 ) -> tuple[Figure, Axes]:
-    """An empty picture; ``head`` inches are kept free between title and axes."""
+    """Return an empty chart with ``head`` inches of space between title and axes."""
     title = "\n".join(textwrap.wrap(title, 72))
     head += 0.1 + 0.22 * (1 + title.count("\n"))
     figure = Figure(figsize=(WIDTH_IN, height + head), dpi=DPI)
@@ -35,6 +35,6 @@ def canvas(
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write ``figure`` as a PNG whose bytes depend on what it shows alone."""
-    # matplotlib's own version would be the only thing in it that varies
+    """Write ``figure`` as a PNG whose bytes depend only on its content."""
+    # omit the version of matplotlib, the only metadata that varies
     figure.savefig(path, format="png", metadata={"Software": None})

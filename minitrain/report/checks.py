@@ -1,4 +1,4 @@
-"""The checks of metrics/equivalence.json: what each compares, and its outcome."""
+"""The checks of metrics/equivalence.json: their questions and outcomes."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -6,42 +6,53 @@ from typing import Any, NamedTuple
 
 from minitrain.analysis.verdicts import VERDICTS, CheckVerdict
 
-# what each check compares
-RUNGS = {
-    "trained": "parameters after training, against before: they must differ",
-    "reduced_once": "buckets of every step: each tensor is in one, and in one only",
-    "reference": "the order that the replay adds in, against a sum in float64",
-    "unwatched": "gradients of the first step, against DDP without the timing hook",
-    "ranks": "final state of every rank, against rank 0",
-    "data": "samples of every batch, against the replay",
-    "precision": "the factor by which the loss is scaled, against the replay",
-    "replay": "final state, against one process that computes shard after shard",
-    "replay_gradients": "gradients at the recorded steps, against the same replay",
-    "replay_parameters": "parameters at the recorded steps, against the same replay",
-    "replay_buffers": "buffers at the recorded steps, against the same replay",
-    "replay_losses": "the loss of every step, against the same replay",
-    "witness_data": "who computed which samples, against the text: by the witness",
-    "witness_hashes": "hashes that were recorded, against those of the tensors",
-    "witness_step": "parameters after sampled steps, against the witness's optimizer",
-    "witness_mean": "batches in training without dropout, against their parts",
-    "witness_mean_in_eval": "the same in eval mode, where training draws more",
-    "witness_buffers": "buffers that remember samples: whether the loss uses them",
-    "witness_probe": "gradients in eval mode at the end, against the witness's",
-    "witness_precision": "the same in 16 bits: as close as these are, and no closer",
-    "witness_gradients": "gradients of sampled steps, against the witness's",
-    "witness_loss": "losses of sampled steps, against the witness's",
-    "witness_spread": "sampled steps with random numbers, against other draws",
-    "one_process": "final state, against one process that takes the whole batch",
-    "one_process_data": "samples of every batch, against the one-process run",
-    "one_process_early": "state after the third step, against that one process",
-    "one_process_gradients": "gradients of the first step, against that one process",
-    "loss": "mean loss of the last quarter of the steps, against one process",
-    "world_sizes": "final state, against that of the fewest processes",
+# the comparison of each check, by the question that it answers
+QUESTIONS = {
+    "Did training run as configured?": {
+        "trained": "trained parameters before and after training: they must differ",
+        "reduced_once": "buckets of every step: each tensor is in exactly one",
+        "unwatched": "gradients of the first step, against DDP without the timing hook",
+    },
+    "Do all ranks end with the same model?": {
+        "ranks": "final state of every rank, against rank 0",
+        "world_sizes": "final state, against the run with the fewest processes",
+    },
+    "Is a run bit-identical to its replay?": {
+        "reference": "the summation order of the replay, against a sum in float64",
+        "data": "samples of every batch, against the replay",
+        "precision": "the factor by which the loss is scaled, against the replay",
+        "replay": "final state, against one process that computes shard after shard",
+        "replay_gradients": "gradients at the recorded steps, against the replay",
+        "replay_parameters": "parameters at the recorded steps, against the replay",
+        "replay_buffers": "buffers at the recorded steps, against the replay",
+        "replay_losses": "the loss of every step, against the replay",
+    },
+    "Does an independent witness agree?": {
+        "witness_data": "samples of every rank and batch, against the text",
+        "witness_hashes": "recorded hashes, against the hashes of sampled tensors",
+        "witness_step": "parameters after sampled steps, against its own optimizer",
+        "witness_mean": "batches without dropout, against the mean of their slices",
+        "witness_mean_in_eval": "the same in eval mode, if training draws other noise",
+        "witness_buffers": "buffers that remember samples: the effect on the loss",
+        "witness_probe": "gradients in eval mode after training, against its own",
+        "witness_precision": "the same in 16 bits: within their precision, not finer",
+        "witness_gradients": "gradients of sampled steps, against its own",
+        "witness_loss": "losses of sampled steps, against its own",
+        "witness_spread": "sampled steps with random numbers, against other draws",
+    },
+    "Is a run within rounding of one process?": {
+        "one_process": "final state, against one process with the whole batch",
+        "one_process_data": "samples of every batch, against the one-process run",
+        "one_process_early": "state after the third step, against that one process",
+        "one_process_gradients": "gradients of the first step, against one process",
+        "loss": "mean loss of the last quarter of the steps, against one process",
+    },
 }
+RUNGS = {name: words for group in QUESTIONS.values() for name, words in group.items()}
 
 
 class Mark(StrEnum):
-    """The sign of an outcome, for readers who cannot see its color."""
+    """Symbol of an outcome, which does not rely on color."""
 
     EQUAL = "="
     PASSED = "✓"
@@ -51,7 +62,7 @@ class Mark(StrEnum):
     NOT_RUN = "-"
 
 
-# of a check, and of a run
+# verdicts of checks and of runs
 MARKS = {
     "equal": Mark.EQUAL,
     "passed": Mark.PASSED,
@@ -63,12 +74,12 @@ MARKS = {
     "breach": Mark.BREACH,
     "not run": Mark.NOT_RUN,
 }
-# checks whose bits decide whether N processes computed what one process computes
+# checks that decide whether N processes are byte-equivalent to one
 BYTE_CHECKS = ("ranks", "replay", "replay_gradients", "replay_parameters")
 
 
 class Outcome(NamedTuple):
-    """The outcome of one check, and ``figures``, its entry in equivalence.json."""
+    """Outcome of one check; ``figures`` is its entry in equivalence.json."""
 
     mark: Mark
     verdict: str
@@ -96,7 +107,7 @@ def outcomes_of(entry: Mapping[str, Any]) -> dict[str, Outcome]:
 
 
 def in_words(name: str) -> str:
-    """Return the name of a check, and what it compares."""
+    """Return the name of a check and a description of its comparison."""
     return f"{name}: {RUNGS[name]}" if name in RUNGS else name
 
 
@@ -110,7 +121,7 @@ def checks_of(entry: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 
 def require_known_verdicts(entries: Mapping[str, Any]) -> None:
-    """Raise ValueError for a verdict on a run or a check that is not known."""
+    """Raise ValueError for an unknown verdict on a run or a check."""
     for run, entry in entries.items():
         words = {name: check["verdict"] for name, check in checks_of(entry).items()}
         for name, word in {**words, "run": entry["verdict"]}.items():
@@ -120,12 +131,11 @@ def require_known_verdicts(entries: Mapping[str, Any]) -> None:
 
 
 def byte_equivalent(entry: Mapping[str, Any]) -> bool | None:
-    """Return whether ranks and replay agree to the last bit in every check.
-
-    None (unknown) if none differs but a check is missing or was not run.
+    """Return whether ranks and replay are bit-identical in every check; None if none
+    differs but a check is missing or was not run.
     """
     looked_at = [entry.get(name, {}) for name in BYTE_CHECKS]
-    # equal bytes can be a breach too: NaN is equal to nothing
+    # equal bytes are still a breach if they contain NaN
     if "breach" in [check.get("verdict") for check in looked_at]:
         return False
     equal = [check.get("bytes_equal") for check in looked_at]

@@ -1,6 +1,6 @@
-"""The facts of the report: what the stages measured, and what follows from it.
+"""The facts of the report: results of the stages, and quantities derived from them.
 
-Numbers and enums only. Sentences are in ``templates/sentences.md``, which reads these.
+They are numbers and enums; ``templates/sentences.md`` renders them as sentences.
 """
 
 from collections.abc import Mapping
@@ -16,11 +16,11 @@ from minitrain.analysis.busy import why_busy
 from minitrain.analysis.comparison import Comparison, Rounds
 from minitrain.core.arms import BaselineArm, Kind, baseline_arms
 from minitrain.core.provenance import require_one_machine
-from minitrain.report.checks import NOT_RUN, Mark, Outcome, outcomes_of
+from minitrain.report.checks import NOT_RUN, QUESTIONS, Mark, Outcome, outcomes_of
 from minitrain.report.numbers import plural
 from minitrain.report.studied import WHOLE, Hosts, Ladder, bare_allreduce
 
-# the parts of a step account, in the order of a step, and their names
+# display names of the components of a step account, in the order of a step
 PARTS = {
     "data_ms": "data",
     "forward_ms": "forward",
@@ -33,6 +33,8 @@ PARTS = {
     "optimizer_ms": "optimizer",
     "optimizer_comm_ms": "communication of the optimizer",
 }
+# the group of checks that are in no question
+OTHER = "Other checks"
 COMPUTE = ("forward_ms", "backward_compute_ms", "optimizer_ms")
 COMMUNICATION = ("wait_ms", "interference_ms", "comm_exposed_ms", "optimizer_comm_ms")
 Json = Mapping[str, Any]
@@ -40,13 +42,13 @@ Json = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Facts:
-    """Everything that the report is made of. RUN is ``gloo-W`` or ``nccl-W``.
+    """Input of the report. A run is named ``gloo-W`` or ``nccl-W``.
 
     ``provenance``, ``first_texts``, ``equivalence``, ``timing`` and ``losses`` have one
-    entry per run that params ask for, in that order. ``account`` has the columns run,
-    rank, part (a key of the account in timing.json), mean_ms, low_ms, high_ms. A step
-    takes ``batch_size`` of ``num_samples``. ``bugs`` is the result of the study
-    ``zoo``, with ``since``, what changed in its code.
+    entry per configured run, in that order. ``account`` has the columns run, rank, part
+    (a key of the account in timing.json), mean_ms, low_ms, high_ms. A step uses
+    ``batch_size`` of ``num_samples``. ``bugs`` is the result of the study ``zoo``, with
+    ``since``, the later changes of its code.
 
     Raises:
         UserError: The timings come from more than one machine.
@@ -72,7 +74,7 @@ class Facts:
 
     def __post_init__(self) -> None:
         named = {"baseline": self.baseline_provenance, **self.provenance}
-        # runs with nccl use the GPU of the machine, the others do not
+        # only runs with nccl use the GPU
         machines = {
             n: {"machine": {**p["machine"], "gpu": None}} for n, p in named.items()
         }
@@ -117,7 +119,7 @@ class Facts:
 
     @property
     def on_several_hosts(self) -> list[str]:
-        """Runs on more than one host; their machine is the machine of rank 0."""
+        """Runs on more than one host; the recorded machine is rank 0's."""
         return [run for run in self.timing if self.hosts(run) > 1]
 
     # Speed: comparisons of the baseline's arms, all on one host.
@@ -130,40 +132,38 @@ class Facts:
 
     @cached_property
     def against_one(self) -> Comparison:
-        """The run against one process with as many threads as each of its ranks."""
+        """The run against one process with the number of threads of a rank."""
         return self.compare(Kind.SYNC, Kind.ONE_PROCESS)
 
     @cached_property
     def against_all_cores(self) -> Comparison:
-        """The run against one process on all cores: the fair opponent."""
+        """The run against one process on all cores: the fair baseline."""
         return self.compare(Kind.SYNC, Kind.ALL_CORES)
 
     @cached_property
     def of_ceiling(self) -> Comparison | None:
-        """The run against itself without communication; None at one process."""
+        """The run against itself without communication; None for one process."""
         several = self.world_size > 1
         return self.compare(Kind.SYNC, Kind.NO_SYNC) if several else None
 
     @property
     def instrument_cost(self) -> Comparison:
-        """The run with the stamps and the hook that time it against the run without."""
+        """The run with its timing stamps and hook against the run without them."""
         return self.baseline.compare(f"{self.run}-timed", self.run)
 
     @cached_property
     def busy(self) -> str | None:
-        """Reason why no speed was measured (the machine was busy), or None."""
+        """Reason why no speed is available (the machine was busy), or None."""
         return why_busy(self.baseline_provenance.get("load"), self.baseline.spread())
 
     def busy_during(self, run: str) -> str | None:
-        """Return the reason why no step of ``run`` was measured, or None."""
+        """Return the reason why steps of ``run`` are not used, or None."""
         reason: str | None = self.timing[run]["machine_busy"]
         return reason
 
     @cached_property
     def scaling(self) -> pd.DataFrame:
-        """Speed of each arm: arm, processes, threads, tokens_per_s p5, p50, p95; no
-        speed if the machine was busy.
-        """
+        """Arm, processes, threads, tokens_per_s p5, p50, p95 (NaN if busy)."""
         table = self.baseline.scaling().round(1)
         if self.busy:
             table.loc[:, table.columns.str.startswith("tokens")] = np.nan
@@ -176,7 +176,7 @@ class Facts:
 
     @property
     def bare(self) -> Json | None:
-        """An all-reduce of about this run's gradients alone; see bare_allreduce."""
+        """An isolated all-reduce of about the size of the gradients, if measured."""
         if self.hosts(self.run) > 1 or self.made["sync"] not in WHOLE:
             return None
         size = 4 * self.made["model_params"]
@@ -188,7 +188,7 @@ class Facts:
 
     @cached_property
     def accounts(self) -> dict[str, Json]:
-        """The step account of each run that was measured, and had a plain step."""
+        """Step account of each run that was measured and has plain steps."""
         return {
             run: timing["account"]
             for run, timing in self.timing.items()
@@ -197,44 +197,44 @@ class Facts:
 
     @cached_property
     def shares(self) -> dict[str, float]:
-        """Share of each part in a step of the run; empty if none was timed."""
+        """Share of each component in a step of the run; empty if none was timed."""
         account = self.accounts.get(self.run)
         return shares_of(account) if account else {}
 
     @property
     def is_split(self) -> bool:
-        """Whether computing and communication of the backward pass are told apart."""
+        """True if the backward pass is split into computing and communication."""
         return "backward_compute_ms" in self.shares
 
     @property
     def compute(self) -> dict[str, float]:
-        """The shares of computing."""
+        """Shares of computing."""
         return {part: self.shares.get(part, 0.0) for part in COMPUTE}
 
     @property
     def others(self) -> dict[str, float]:
-        """The other shares, the largest first."""
+        """The remaining shares, the largest first."""
         others = {p: share for p, share in self.shares.items() if p not in COMPUTE}
         return dict(sorted(others.items(), key=lambda item: -item[1]))
 
     @property
     def left_by_account(self) -> float:
-        """Share of a step that is left without communication, by the account."""
+        """Share of a step that remains without communication, by the account."""
         return 1 - sum(self.shares.get(part, 0.0) for part in COMMUNICATION)
 
     @property
     def account_agrees(self) -> bool:
-        """Whether account and ceiling, measured independently, agree."""
+        """True if account and ceiling, measured independently, agree."""
         if self.of_ceiling is None:
             return False
         return abs(self.left_by_account - self.of_ceiling.ratio) <= AGREE_WITHIN
 
     def is_zero(self, part: str) -> bool:
-        """Return whether a part of the run's step cannot be told from zero."""
+        """Return whether the interval of a component includes zero."""
         return self.interval(self.run, part)[0] <= 0
 
     def interval(self, run: str, part: str) -> tuple[float, float]:
-        """Return the 5-95 % interval in ms of a part's mean over all ranks."""
+        """Return the 5-95 % interval of a component's mean over all ranks, in ms."""
         table = self.account
         row = table[(table["run"] == run) & (table["part"] == part)]
         bounds = row.loc[row["rank"] == ALL_RANKS, ["low_ms", "high_ms"]].to_numpy()
@@ -242,7 +242,7 @@ class Facts:
 
     @property
     def ddp_log(self) -> list[Json]:
-        """Forward and backward in DDP's own log, beside ours; empty without a log."""
+        """Forward and backward in DDP's own log and in ours; empty without a log."""
         log = self.timing[self.run]["ddp_says"]
         parts = [log["forward_ms"], log["backward_ms"]]
         known = all(part["difference_pct"] is not None for part in parts)
@@ -250,29 +250,38 @@ class Facts:
 
     @property
     def ddp_log_agrees(self) -> bool:
-        """Whether DDP's log and our clock agree."""
+        """True if DDP's log and our clock agree."""
         limit = 100 * AGREE_WITHIN
         return all(abs(part["difference_pct"]) <= limit for part in self.ddp_log)
 
     # Equivalence: verdicts, checks and losses.
 
     def verdict(self, run: str) -> str:
-        """Return the verdict on ``run``, as metrics/equivalence.json has it."""
+        """Return the verdict on ``run`` in metrics/equivalence.json."""
         return str(self.equivalence[run]["verdict"])
 
     @cached_property
     def checks(self) -> dict[str, dict[str, Outcome]]:
-        """By run and check: the outcome of those that the run has."""
+        """Outcomes by run and check, for the checks of that run."""
         return {run: outcomes_of(entry) for run, entry in self.equivalence.items()}
 
     @cached_property
     def matrix(self) -> dict[str, dict[str, Outcome]]:
-        """By check and run: the outcome of all."""
+        """Outcomes by check and run, for all checks."""
         names = dict.fromkeys(name for found in self.checks.values() for name in found)
         return {
             name: {run: of.get(name, NOT_RUN) for run, of in self.checks.items()}
             for name in names
         }
+
+    def by_question(self) -> dict[str, dict[str, dict[str, Outcome]]]:
+        """Return the matrix by question; under "", checks that were not run at all."""
+        groups: dict[str, dict[str, Any]] = {one: {} for one in (*QUESTIONS, OTHER, "")}
+        questions = {name: one for one, names in QUESTIONS.items() for name in names}
+        for name, outcomes in self.matrix.items():
+            ran = {outcome.mark for outcome in outcomes.values()} != {Mark.NOT_RUN}
+            groups[questions.get(name, OTHER) if ran else ""][name] = outcomes
+        return groups
 
     def with_outcome(self, mark: str) -> list[str]:
         """Return run and name of each check with this mark."""
@@ -284,20 +293,20 @@ class Facts:
         ]
 
     def byte_mark(self, check: str) -> Mark:
-        """Return the mark of the run's ``check``, a statement about bytes."""
+        """Return the mark of the run's ``check`` for a statement about bytes."""
         mark = self.checks[self.run].get(check, NOT_RUN).mark
-        # without bits compared there is none
+        # a passed check compared no bits
         return Mark.UNDECIDED if mark is Mark.PASSED else mark
 
     @cached_property
     def common_losses(self) -> pd.DataFrame:
-        """A column of losses for each run, over the steps that all have."""
+        """One column of losses per run, over their common steps."""
         curves = [t.set_index("step")["loss"] for t in self.losses.values()]
         return pd.concat(curves, axis="columns", join="inner", keys=[*self.losses])
 
     @property
     def losses_apart(self) -> float:
-        """Largest distance between two runs' losses at a step."""
+        """Largest difference between the losses of two runs at a step."""
         return most_apart(self.common_losses)
 
 
@@ -307,19 +316,17 @@ def strategy_name(sync: str) -> str:
 
 
 def shares_of(account: Json) -> dict[str, float]:
-    """Return each part's share of a step, in the order of a step."""
+    """Return the share of each component, in the order of a step."""
     known = {part: account[part] for part in PARTS if part in account}
     return {part: value / account["step_ms"] for part, value in known.items()}
 
 
 def exposed_comm_pct(account: Json) -> float | None:
-    """Return the percentage of a step that is exposed communication; None where it was
-    not told apart.
-    """
+    """Return the percentage of exposed communication in a step, None if unknown."""
     share = shares_of(account).get("comm_exposed_ms")
     return None if share is None else 100 * share
 
 
 def most_apart(losses: pd.DataFrame) -> float:
-    """Return the largest distance between two columns in a row."""
+    """Return the largest difference between two columns in a row."""
     return float((losses.max(axis="columns") - losses.min(axis="columns")).max())

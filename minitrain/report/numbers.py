@@ -1,4 +1,4 @@
-"""How numbers are written in sentences, tables and pictures."""
+"""Formatting of numbers in sentences, tables and charts."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -7,7 +7,7 @@ UNDEFINED = "-"
 
 
 def plural(count: int, noun: str, nouns: str | None = None) -> str:
-    """``2 cores``, ``1 core``; ``nouns`` is the plural that does not just take an s."""
+    """``2 cores``, ``1 core``; ``nouns`` is an irregular plural."""
     return f"{count} {noun if count == 1 else nouns or noun + 's'}"
 
 
@@ -18,7 +18,7 @@ def all_of(count: int, noun: str) -> str:
 
 
 def capitalized(text: str) -> str:
-    """``text`` as the start of a sentence."""
+    """Capitalize the first letter of ``text``."""
     return text[:1].upper() + text[1:]
 
 
@@ -33,18 +33,18 @@ def counted(count: int, noun: str) -> str:
 
 
 def times(*ratios: float) -> list[str]:
-    """Each ratio with two decimals; all with three where one would show 1.00."""
+    """Format ratios with two decimals, or all with three if one would show 1.00."""
     decimals = 3 if "1.00" in [f"{ratio:.2f}" for ratio in ratios] else 2
     return [f"{ratio:.{decimals}f}" for ratio in ratios]
 
 
 def percent(share: float) -> str:
-    """``8.6 %`` of a share of 0.086."""
+    """``8.6 %`` for a share of 0.086."""
     return f"{100 * share:.1f} %"
 
 
 def ms(value: float | None) -> str:
-    """``97.3 ms``; a dash where it was not measured."""
+    """``97.3 ms``; a dash if not measured."""
     return UNDEFINED if value is None else f"{value:.1f} ms"
 
 
@@ -55,7 +55,7 @@ def num_bytes(value: float) -> str:
 
 
 def cell(value: Any, spec: str = "") -> str:
-    """One value for a table: numbers by ``spec``, undefined as a dash."""
+    """Format a value for a table: floats by ``spec``, None as a dash."""
     if value is None:
         return UNDEFINED
     if isinstance(value, Iterable) and not isinstance(value, str):

@@ -1,4 +1,4 @@
-"""The overview picture: text, ranks, averaged gradients, equal states."""
+"""The overview diagram: text, ranks, averaged gradients, equal states."""
 
 import textwrap
 from typing import Any
@@ -7,7 +7,7 @@ from minitrain.report.facts import Facts
 from minitrain.report.render import markup, sentence
 
 WIDTH, GAP, MARGIN = 400, 16, 8
-# pixels of a letter at the size of the text in a box
+# width of a letter in a box, in pixels
 LETTER = 7.4
 LINES_OF_SAMPLE = 3
 MOST_RANKS = 3
@@ -15,7 +15,7 @@ DIGITS_OF_HASH = 8
 
 
 def draw_overview(f: Facts) -> str:
-    """Return the picture of the largest gloo run, as the text of an SVG file."""
+    """Return the diagram of the largest gloo run, as the text of an SVG file."""
     picture = markup(
         "overview.svg",
         f=f,
@@ -25,12 +25,12 @@ def draw_overview(f: Facts) -> str:
         title=sentence("overview", f),
         ranks=_ranks(f),
     )
-    # what XML does not allow would leave no picture at all
+    # characters that XML forbids would make the file unreadable
     return "".join(c if c.isprintable() or c == "\n" else " " for c in picture)
 
 
 def _ranks(f: Facts) -> list[dict[str, Any]]:
-    # a column for each of three ranks at most: the first two, and the last
+    # at most three columns: the first two ranks, and the last
     count = f.world_size
     shown = range(count) if count <= MOST_RANKS else (0, 1, count - 1)
     space = WIDTH - 2 * MARGIN - (len(shown) - 1) * GAP

@@ -1,4 +1,4 @@
-"""The pictures: scaling, step account, losses; each title states its finding."""
+"""The charts: scaling, step account, losses."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -46,15 +46,15 @@ def draw_account(
     path: Path,
     busy: Sequence[str] = (),
 ) -> None:
-    """Draw one stacked bar per run, as long as its step.
+    """Draw one stacked bar per run, with the length of its mean step.
 
     ``accounts`` maps a run to its account in metrics/timing.json; ``busy`` are runs
-    that were not measured. A part below zero (interference is a difference) is hatched
-    and drawn to the left of zero.
+    that were not measured. A negative component (interference is a difference) is
+    hatched and drawn to the left of zero.
     """
     runs = [*accounts, *busy]
     height = 0.7 + 0.7 * len(runs)
-    # room for the longest name, about a hundredth of the width for each letter
+    # space for the longest name, about a hundredth of the width per letter
     left = max(0.1, 0.02 + 0.0105 * max(map(len, runs), default=0))
     figure, axes = canvas(height, title, right=0.97, left=left, head=0.65)
     widest = max(map(_extent, accounts.values()), default=1.0)
@@ -120,7 +120,7 @@ def _part_legend(accounts: Mapping[str, Mapping[str, Any]]) -> list[Patch]:
 def draw_losses(losses: Mapping[str, pd.DataFrame], title: str, path: Path) -> None:
     """Draw the reduced loss of every run (columns step, loss) against the step.
 
-    Later runs are drawn thinner, so that curves which coincide all stay visible.
+    Later runs have thinner lines, so that coinciding curves all stay visible.
     """
     figure, axes = canvas(3.6, title, right=0.97)
     for index, (run, loss) in enumerate(losses.items()):
@@ -139,10 +139,10 @@ DOT: dict[str, Any] = {"marker": "o", "markersize": 7, "linewidth": 2}
 
 
 class Series(NamedTuple):
-    """A line of the scaling picture, named at its right end.
+    """A line of the scaling chart, labeled at its right end.
 
-    ``points`` has the columns processes, p5, p50 and p95; a line may start at a point
-    that another series measured, without p5 and p95. A ``reference`` reaches across.
+    ``points`` has the columns processes, p5, p50 and p95; a first point that belongs to
+    another series has no p5 and p95. A ``reference`` spans the whole width.
     """
 
     label: str
@@ -153,12 +153,12 @@ class Series(NamedTuple):
 
     @property
     def end(self) -> float:
-        """The median at its right end."""
+        """Median at the right end."""
         return float(self.points["p50"].iloc[-1])
 
 
 def draw_scaling(f: Facts, title: str, path: Path) -> None:
-    """Draw processes against tokens per second; nothing of a busy machine."""
+    """Draw tokens per second against processes; no data if the machine was busy."""
     if f.busy:
         figure, axes = canvas(1.2, title, right=0.97)
         axes.set_axis_off()
@@ -226,7 +226,7 @@ def _series(
 def _points(
     rows: pd.DataFrame, start: float | None = None, *, dodge: int = 0
 ) -> pd.DataFrame:
-    """Points of arms, moved sideways a little so that spreads lie apart."""
+    """Return the points of arms, shifted sideways so that spreads do not overlap."""
     rows = rows.sort_values("processes").rename(columns=lambda n: n.split("_")[-1])
     aside = 0.012 * dodge * max(float(rows["processes"].max()) - 1, 0.5)
     points = rows[["processes", "p5", "p50", "p95"]].astype(float)
@@ -262,9 +262,9 @@ def _label_ends(axes: Axes, series: Sequence[Series]) -> None:
 
 
 def spread(heights: Sequence[float], gap: float) -> list[float]:
-    """Move ascending ``heights`` apart to at least ``gap``, each as little as can be.
+    """Move ascending ``heights`` at least ``gap`` apart, each as little as possible.
 
-    Least squares: neighbors that would overlap form a block around their mean (the
+    The least-squares solution groups overlapping neighbors around their mean (the
     pool-adjacent-violators algorithm).
     """
     blocks: list[tuple[float, int]] = []

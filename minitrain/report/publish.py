@@ -1,4 +1,4 @@
-"""Publication: from what the stages measured to pictures, page, manifest and metric."""
+"""Publication of results of the stages as charts, page, manifest and metric."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,14 +19,20 @@ from minitrain.report.pictures import draw_account, draw_losses, draw_scaling
 from minitrain.report.read import Project, read_facts, read_runs
 from minitrain.report.render import markdown, sentence, write_page
 
+# headings of the page state the findings, so charts do not repeat them
+TITLES = {
+    "scaling": "Tokens per second by number of processes",
+    "account": "Mean time of a step, by component",
+    "losses": "Loss at each step",
+}
 TIMES = ("step_p50_ms", "allreduce_p50_ms", "allreduce_p95_ms")
 
 
 def publish(project: Project) -> str:
-    """Write the results of ``project`` -> the headline. Measures nothing.
+    """Write the results of ``project`` and return the headline.
 
     Raises:
-        EvidenceError: A check breached; the stage that found it published that.
+        EvidenceError: A check breached; its stage has published that already.
         UserError: A run was not measured, or a file is damaged.
     """
     params, metrics = load_params(project.params), project.metrics
@@ -41,13 +47,13 @@ def publish(project: Project) -> str:
     with open_atomic(metrics / "overview.svg") as file:
         file.write(draw_overview(f))
     with atomic_path(metrics / "scaling.png") as path:
-        draw_scaling(f, sentence("headline", f), path)
+        draw_scaling(f, TITLES["scaling"], path)
     with atomic_path(metrics / "account.png") as path:
         accounts = {f.label(run): of for run, of in f.accounts.items()}
         busy = [f.label(run) for run in f.timing if f.busy_during(run)]
-        draw_account(accounts, sentence("account_headline", f), path, busy)
+        draw_account(accounts, TITLES["account"], path, busy)
     with atomic_path(metrics / "losses.png") as path:
-        draw_losses(f.losses, sentence("losses_headline", f), path)
+        draw_losses(f.losses, TITLES["losses"], path)
 
     losses = pd.concat([table.assign(run=run) for run, table in f.losses.items()])
     tables = {"scaling": f.scaling, "losses": losses[["run", "step", "loss"]]}
@@ -61,11 +67,12 @@ def publish(project: Project) -> str:
 
 
 def report(f: Facts) -> Markup:
-    """Return the one-page report in Markdown; its pictures lie beside it."""
+    """Return the one-page report in Markdown; its charts are in the same folder."""
     names = ("headline", "account_headline", "losses_headline")
     return markdown(
         "report.md",
         f=f,
+        titles=TITLES,
         manifest=manifest(f),
         ladder=f.ladder_study,
         ladder_mismatch=f.ladder_study.mismatch(f.made),
@@ -76,11 +83,11 @@ def report(f: Facts) -> Markup:
 
 
 def manifest(f: Facts) -> dict[str, Any]:
-    """Return the keys of metrics/manifest.json; what was not measured is None.
+    """Return the content of metrics/manifest.json, about the largest gloo run.
 
-    They describe the largest gloo run. Speeds are medians over the rounds of the
-    baseline, on one host; the all-reduce is the run's own, on ``num_hosts``.
-    ``noise_floor`` is relative; ``over_...`` is the run's speed over another.
+    Speeds are medians over the rounds of the baseline, on one host; the all-reduce is
+    from the run itself, on ``num_hosts``. ``noise_floor`` is relative; ``over_...`` is
+    a ratio of speeds. Values that were not measured are None.
     """
     speeds = {
         world_size: round(f.baseline.tokens_per_s(arm), 1)
@@ -128,12 +135,12 @@ def manifest(f: Facts) -> dict[str, Any]:
 
 
 def lesson_notes(f: Facts) -> str:
-    """Return the paragraph on why N processes are faster or slower here."""
+    """Return the paragraph that explains why N processes are faster or slower."""
     return f"{sentence('speed_notes', f)} {sentence('account_notes', f)}".strip()
 
 
 def _instrument_cost_pct(f: Facts) -> float:
-    # by how much a step is longer
+    # relative increase of the step time
     return round(100 * (1 / f.instrument_cost.ratio - 1), 2)
 
 
@@ -143,9 +150,9 @@ def _over(opponent: str, one: Comparison, busy: str | None) -> dict[str, Any]:
 
 
 def summary(f: Facts) -> dict[str, Any]:
-    """Return the keys of metrics/summary.json, the DVC metric; docs/reference.md has
-    their meaning. What a busy machine did not measure is None, and ``machine_busy``
-    names the stage or run.
+    """Return the content of metrics/summary.json, the DVC metric (docs/reference.md).
+
+    Values of a busy machine are None, and ``machine_busy`` names the stage or run.
     """
     busy = {"baseline": f.busy, **{run: f.busy_during(run) for run in f.timing}}
     return {
@@ -156,7 +163,7 @@ def summary(f: Facts) -> dict[str, Any]:
 
 
 def _of_run(f: Facts, run: str) -> dict[str, Any]:
-    # the baseline has one process with DDP only where there is no other run
+    # the baseline times one process with DDP only if there is no larger run
     arm = ONE_PROCESS if run == "gloo-1" and run not in f.arms else run
     has_speed, timing = arm in f.arms and not f.busy, _measured(f, run)
     distance = f.equivalence[run]["one_process"]["max_abs_diff"]
@@ -173,7 +180,7 @@ def _of_run(f: Facts, run: str) -> dict[str, Any]:
         "speedup_all_cores": over(ALL_CORES),
         **{key: _rounded(timing.get(key), 2) for key in TIMES},
         "exposed_comm_pct": _rounded(
-            # one rank has none to talk to
+            # a single rank does not communicate
             exposed_comm_pct(f.accounts[run])
             if run in f.accounts and f.provenance[run]["world_size"] > 1
             else None,

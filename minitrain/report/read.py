@@ -1,4 +1,4 @@
-"""Reading of what the stages and studies wrote, complete or not at all."""
+"""Reading and validation of the results of stages and studies."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +17,7 @@ from minitrain.report.studied import Hosts, Ladder, since_then
 
 @dataclass(frozen=True)
 class Project:
-    """The files of a project: ``params`` is params.yaml at its root, the others are
-    folders of what was built and of results.
-    """
+    """The project's params.yaml, and its folders of built data and of results."""
 
     params: Path
     shards: Path
@@ -29,7 +27,7 @@ class Project:
 
 
 def read_facts(project: Project, params: Params, equivalence: dict[str, Any]) -> Facts:
-    """Read what ``params`` ask for, and nothing that an earlier setting left behind.
+    """Read the runs configured by ``params``, ignoring files of earlier settings.
 
     Raises:
         UserError: A file is missing, damaged or incomplete.
@@ -125,8 +123,8 @@ def _losses(folder: Path, num_steps: int) -> pd.DataFrame:
 def read_runs(
     file: Path, params: Params, *keys: str, **defaults: Any
 ) -> dict[str, Any]:
-    """Return the entries of a JSON file for the runs of ``params``, each with ``keys``,
-    and with ``defaults`` for what it lacks.
+    """Return the entries of a JSON file for the runs of ``params``, which must have
+    ``keys``; ``defaults`` fill in other missing keys.
     """
     runs = [*params.runs()]
     found = read_json(file, *runs)

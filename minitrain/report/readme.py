@@ -1,4 +1,4 @@
-"""The result on the front page: one table, made of the files that are published."""
+"""The result in README.md: one table, generated from published files."""
 
 from pathlib import Path
 

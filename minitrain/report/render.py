@@ -1,6 +1,6 @@
 """Rendering of templates: Markdown pages, the same pages as HTML, SVG, plain sentences.
 
-Text that a template receives is escaped, unless it is ``Markup`` already.
+Values passed to a template are escaped unless they are ``Markup``.
 """
 
 import base64
@@ -26,7 +26,7 @@ from minitrain.report.facts import PARTS
 from minitrain.report.studied import BYTES, DISTANCES, LossCurve
 
 KINDS = {".png": "image/png", ".svg": "image/svg+xml"}
-# the color of a table cell, by the mark that it begins with
+# CSS class of a table cell, by the mark at its start
 COLORS: dict[str, str] = {
     Mark.EQUAL: "equal",
     Mark.PASSED: "equal",
@@ -35,21 +35,21 @@ COLORS: dict[str, str] = {
     Mark.BREACH: "breach",
     Mark.NOT_RUN: "absent",
 }
-# the name of a run, and a number with its unit, stay in one line
+# run names, and numbers with units, are not broken across lines
 UNBROKEN = re.compile(r"\b(?:gloo|nccl|replay)-\d+\b|\d[\d.,]* (?:%|ms\b)")
 
 
 def escaped(text: Any) -> Markup:
-    """Return Markdown that shows ``text`` in one line; it may not start a line."""
+    """Return Markdown that shows ``text`` within a line, but not at its start."""
     if isinstance(text, Markup):
         return text
-    # an underscore between letters has no meaning in Markdown, elsewhere it may
+    # an underscore between letters needs no escape in Markdown
     special = r"([\\`*~\[\]<>|&]|(?<![^\W_])_|_(?![^\W_]))"
     return Markup(re.sub(special, r"\\\1", " ".join(str(text).split())))
 
 
 def table(header: Sequence[Any], rows: Iterable[Sequence[Any]]) -> Markup:
-    """Return a Markdown table; every row is as long as ``header``."""
+    """Return a Markdown table; every row has the length of ``header``."""
     head, *lines = (f"| {' | '.join(map(escaped, row))} |" for row in (header, *rows))
     return Markup("\n".join([head, "|---" * len(header) + "|", *lines]))
 
@@ -66,9 +66,7 @@ def markup(template: str, **values: Any) -> str:
 
 
 def sentence(name: str, *values: Any) -> str:
-    """Return the sentence that the macro ``name`` of sentences.md makes, as plain text
-    in one line.
-    """
+    """Return the output of the macro ``name`` of sentences.md, as one line of text."""
     macro = getattr(_PLAIN.get_template("sentences.md").module, name)
     return " ".join(str(macro(*values)).split())
 
@@ -93,9 +91,9 @@ def write_page(page: Markup, folder: Path) -> None:
 
 
 def write_marked(path: Path, name: str, text: str) -> None:
-    """Put ``text`` between the comments of ``path`` that bear ``name``.
+    """Replace the text between the comments ``name`` and ``/name`` in ``path``.
 
-    A file without these comments, or a missing one, is left alone.
+    A missing file, or one without these comments, is not changed.
     """
     start, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
     before = path.read_text(encoding="utf-8") if path.is_file() else ""
@@ -108,7 +106,7 @@ def write_marked(path: Path, name: str, text: str) -> None:
 
 
 class _Renderer(RendererHTML):
-    """Adds what Markdown cannot express: colored cells, scrolling, inlined pictures."""
+    """Renderer for colored cells, scrolling tables and inlined images."""
 
     def text(self, tokens: Sequence[Token], idx: int, *_: Any) -> str:
         keep = partial(UNBROKEN.sub, r'<span class="kept">\g<0></span>')
@@ -154,6 +152,7 @@ _NAMES = {
     "MARKS": MARKS,
     "BYTES": BYTES,
     "DISTANCES": DISTANCES,
+    "COLORS": COLORS,
     "LossCurve": LossCurve,
     "NOT_MEASURED": NOT_MEASURED,
     "AGREE_WITHIN": AGREE_WITHIN,

@@ -1,4 +1,4 @@
-"""Results of studies, which the report shows for the model and machine of its runs."""
+"""Results of studies, shown if model and machine are the same as in the report."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,12 +16,12 @@ from minitrain.core.code_lock import changed_since
 from minitrain.report.checks import MARKS
 
 Json = Mapping[str, Any]
-# what bits and roundings depend on
+# bits and rounding depend on these
 MACHINE = ("cpu", "cores", "torch")
-# so many changed files are named
+# number of changed files to name
 NAMED = 3
 
-# the byte checks of studies/ladder, and the names of their columns
+# the byte checks of studies/ladder, and the titles of their columns
 BYTES = {
     "ranks": "ranks",
     "data": "data",
@@ -38,7 +38,7 @@ DISTANCES = {
 
 
 class Mismatch(NamedTuple):
-    """The first thing in which a study differs from the run; None was not recorded."""
+    """First setting in which a study differs from the run; None if not recorded."""
 
     key: str
     there: Any
@@ -47,9 +47,11 @@ class Mismatch(NamedTuple):
 
 @dataclass(frozen=True)
 class Studied:
-    """``table``, and its ``origin``: ``provenance``, and the sections ``model`` and
-    ``train`` of params.yaml; null if not recorded. ``model`` is what params.yaml has
-    now, ``since`` what changed in its code (:func:`since_then`).
+    """Result of a study.
+
+    ``origin`` has its ``provenance`` and the sections ``model`` and ``train`` of
+    params.yaml; null if not recorded. ``model`` is the current section, ``since``
+    describes changes of its code (:func:`since_then`).
     """
 
     table: pd.DataFrame
@@ -58,7 +60,7 @@ class Studied:
     since: str
 
     def mismatch(self, run: Json) -> Mismatch | None:
-        """Return why the table does not apply to ``run`` (its provenance), or None."""
+        """Return the first difference to ``run`` (its provenance), or None."""
         there = _settings(self.origin["model"], self.origin["provenance"])
         here = _settings(self.model, run)
         for key in {**there, **here}:
@@ -73,8 +75,8 @@ def _settings(model: Json | None, made: Json | None) -> Json:
 
 
 def since_then(root: Path, origin: Json) -> str:
-    """Return a sentence about the files that a measurement executed and that changed
-    since; ``origin`` is its provenance, ``root`` the project.
+    """Return a sentence that names changed files among those that a measurement ran;
+    ``origin`` is its provenance, ``root`` the project.
     """
     code = origin.get("code")
     if not code:
@@ -90,21 +92,21 @@ def since_then(root: Path, origin: Json) -> str:
 
 @dataclass(frozen=True)
 class Ladder(Studied):
-    """The study of more processes, other optimizers and other number types."""
+    """The study of more processes, other optimizers and other dtypes."""
 
     @cached_property
     def byte_verdicts(self) -> list[str]:
-        """The verdict of every byte comparison."""
+        """Verdict of every byte comparison."""
         return self.table["verdict"][self.table["rung"].isin(BYTES)].to_list()
 
     @property
     def num_breaches(self) -> int:
-        """Checks that breached."""
+        """Number of checks that breached."""
         return int((self.table["verdict"] == "breach").sum())
 
     def rows(self) -> Iterator[list[Any]]:
-        """Yield a row for each case: its name and world size, then mark, word or
-        distance of each check in the order of BYTES and DISTANCES.
+        """Yield a row for each case: name, world size, then the mark, word or distance
+        of each check in the order of BYTES and DISTANCES.
         """
         words = {verdict: str(MARKS[verdict]) for verdict in ("equal", "not run")}
         for case, of_case in self.table.groupby(["case", "world_size"], sort=False):
@@ -120,16 +122,16 @@ class Ladder(Studied):
 
 
 class Expectation(StrEnum):
-    """Whether a measured all-reduce is what the cost model expects."""
+    """Comparison of a measured all-reduce with the cost model."""
 
     AS_EXPECTED = "as expected"
-    NOT_TOLD_APART = "not told apart"
+    NOT_TOLD_APART = "inconclusive"
     UNEXPECTED = "unexpected"
 
 
 @dataclass(frozen=True)
 class Hosts(Studied):
-    """The study of two hosts: rates of links, expected and measured all-reduces."""
+    """The study of two hosts: link rates, expected and measured all-reduces."""
 
     @cached_property
     def busy(self) -> str | None:
@@ -138,24 +140,24 @@ class Hosts(Studied):
 
     @cached_property
     def links(self) -> list[dict[Any, Any]]:
-        """Rows of more than one host, the slowest first."""
+        """Rows with more than one host, the slowest first."""
         far = self.table[self.table["hosts"] > 1].sort_values("tokens_per_s")
         return far.to_dict("records")
 
     @property
     def kept(self) -> float:
-        """Speed over the slowest link as a share of the speed over the fastest."""
+        """Speed over the slowest link, as a share of the speed over the fastest."""
         return float(self.links[0]["tokens_per_s"] / self.links[-1]["tokens_per_s"])
 
     @property
     def links_differ(self) -> bool:
-        """Whether the slowest link is slower beyond the noise floor, in all rounds."""
+        """True if the slowest link is slower in all rounds, beyond the noise floor."""
         slowest, fastest = self.links[0], self.links[-1]
         overlap = slowest["tokens_per_s_most"] >= fastest["tokens_per_s_least"]
         return 1 / self.kept - 1 > self.origin["noise_floor"] and not overlap
 
     def rows(self) -> list[dict[Any, Any]]:
-        """Return a row for each setting, with its ``expectation``; unknown is None."""
+        """Return a row for each setting, with its ``expectation``, None if unknown."""
         rows = self.table.astype(object).where(self.table.notna(), None)
         return [
             {**row, "expectation": self._expectation(row)}
@@ -169,13 +171,13 @@ class Hosts(Studied):
         apart = max(expected / measured, measured / expected) - 1
         if apart <= self.origin["allreduce_noise_floor"]:
             return Expectation.AS_EXPECTED
-        # rounds on both sides of it confirm nothing
+        # rounds on both sides of the expectation
         if row["allreduce_ms_least"] <= expected <= row["allreduce_ms_most"]:
             return Expectation.NOT_TOLD_APART
         return Expectation.UNEXPECTED
 
 
-# how many times the payload another payload may be to be comparable
+# largest ratio of payloads that are comparable
 NEAR = 2
 # strategies that send every gradient once, in float32
 WHOLE = ("ddp", "flat")
@@ -184,8 +186,8 @@ WHOLE = ("ddp", "flat")
 def bare_allreduce(
     sweep: pd.DataFrame, machine: Json, world_size: int, num_bytes: int
 ) -> Json | None:
-    """Return the row of an all-reduce of about ``num_bytes`` alone over gloo, as the
-    study ``collectives`` measured it on this kind of machine, or None.
+    """Return the row of an isolated all-reduce of about ``num_bytes`` over gloo in the
+    study ``collectives``, measured on this kind of machine, or None.
     """
     mine = sweep.query("backend == 'gloo' and world_size == @world_size")
     for key in MACHINE:
@@ -199,7 +201,7 @@ def bare_allreduce(
 
 
 class LossCurve(StrEnum):
-    """What the losses of a run with an injected bug look like."""
+    """Appearance of the loss curve of a run with an injected bug."""
 
     HIDDEN = "looks right"
     SHOWS = "looks wrong"
@@ -207,7 +209,7 @@ class LossCurve(StrEnum):
 
 
 def digest(zoo: dict[str, Any]) -> dict[str, Any]:
-    """Return the few facts of zoo.json that the report of the pipeline shows."""
+    """Return the facts of zoo.json that the report of the pipeline shows."""
     bugs = {
         name: {
             "met_in": bug["met_in"],
@@ -227,11 +229,11 @@ def digest(zoo: dict[str, Any]) -> dict[str, Any]:
 
 
 def loss_curve(mine: Sequence[float], clean: Sequence[Sequence[float]]) -> LossCurve:
-    """Return what the losses of a run with a bug look like beside clean runs.
+    """Classify the losses of a run with a bug by those of clean runs.
 
-    ``clean`` has one run for each seed; the first has the seed of the run. A curve
-    looks right if its distance to that one over the last quarter of the steps is at
-    most the spread of the seeds.
+    ``clean`` has one run per seed; the first has the seed of the run. A curve looks
+    right if its distance to that one, over the last quarter of the steps, is at most
+    the spread of the seeds.
     """
     curves, own = np.array(clean), np.array(mine)
     if len(own) < curves.shape[1]:

@@ -1,4 +1,4 @@
-"""The result in five lines of a terminal, made from the files that are published."""
+"""The result in five lines for a terminal, generated from published files."""
 
 import textwrap
 from pathlib import Path
@@ -11,12 +11,12 @@ from minitrain.core.files import read_csv, read_json, reading
 from minitrain.report.facts import COMPUTE, most_apart, shares_of
 from minitrain.report.render import sentence
 
-# columns of a terminal
+# of a terminal, in columns
 WIDTH = 80
 
 
 def summary_lines(metrics: Path) -> tuple[bool, list[str]]:
-    """Return whether no run was refused, and five lines; after a breach, the breach.
+    """Return True and five lines; after a breach, False and the breach.
 
     Raises:
         UserError: A file in the folder ``metrics`` is damaged.
@@ -31,7 +31,7 @@ def summary_lines(metrics: Path) -> tuple[bool, list[str]]:
     run = f"gloo-{manifest['world_size']}"
     timing = read_json(metrics / "timing.json", run)[run]
     with reading(metrics / "timing.json"):
-        # an earlier version had none
+        # raises KeyError for a file of an earlier version
         timing["account"]["step_ms"]
     losses = read_csv(metrics / "losses.csv", "run", "step", "loss")
     found = {
@@ -46,7 +46,7 @@ def summary_lines(metrics: Path) -> tuple[bool, list[str]]:
 
 def _bits(largest: str, verdicts: dict[str, dict[str, str]]) -> str:
     runs: dict[str, list[str]] = {}
-    # the largest run's verdict first
+    # the largest run comes first
     for run in sorted(verdicts, key=lambda run: run != largest):
         runs.setdefault(verdicts[run]["verdict"], []).append(run)
     return sentence("bits_line", runs, [*verdicts])

@@ -1,4 +1,4 @@
-"""The step account of made-up timings, with every mean worked out by hand."""
+"""The step account of synthetic timings; expected means are computed by hand."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ MS = 1_000_000
 
 
 def row(step: int, rank: int, kind: str, **values: Any) -> dict[str, Any]:
-    """One step of one rank; not disturbed, 50 tokens."""
+    """One undisturbed step of one rank, with 50 tokens."""
     fixed = {"step": step, "rank": rank, "kind": kind, "tokens": 50}
     return fixed | dict.fromkeys(DISTURBED, False) | values
 
@@ -69,9 +69,7 @@ def clean_rows() -> list[dict[str, Any]]:
 
 
 def misleading_rows() -> list[dict[str, Any]]:
-    """Rows that no number may hold: warm-up, steps that were hashed, and one after a
-    checkpoint.
-    """
+    """Rows to ignore: warm-up, hashed steps, and a step after a checkpoint."""
     absurd = dict.fromkeys([*PARTS, "to_last_bucket_ms", "step_ms"], 9e9)
     absurd |= {"comm_total_ms": 9e9, "comm_hidden_ms": 9e9, "backward_ms": 75.0}
     rows = []
@@ -96,7 +94,7 @@ def test_warmup_and_disturbed_steps_are_left_out() -> None:
 
 def test_step_after_a_bracketed_one_is_left_out() -> None:
     assert set(plain_steps(timings(), WARMUP)["step"]) == {10, 13}
-    # the bracketed step may be of the warm-up, and a hashed one is like it
+    # a bracketed step of the warm-up, or a hashed one, does not matter
     for before in (bracketed(9, 0), plain(9, 0, recorded=True)):
         rows = pd.DataFrame([before, plain(10, 0), plain(11, 0)])
         assert set(plain_steps(rows, WARMUP)["step"]) == {11}
@@ -136,7 +134,7 @@ def test_parts_of_each_rank_add_up_to_its_step() -> None:
 
 
 def test_wait_is_no_longer_than_what_is_exposed() -> None:
-    """Ranks of a strategy that hands buckets back before all have come."""
+    """A strategy that returns buckets before all of them have arrived."""
     rows = timings()
     rows.loc[(rows["step"] == 10) & (rows["rank"] == 0), "comm_exposed_ms"] = 1
     found = means(account(rows, WARMUP))
@@ -156,7 +154,7 @@ def test_rank_alone_waits_for_no_other() -> None:
 
 
 def test_without_calibration_backward_is_one_part_until_the_last_gradient() -> None:
-    """A run that is too short for a bracketed step."""
+    """A run too short for a bracketed step."""
     rows = timings()
     rows.loc[rows["kind"] == "bracketed", "recorded"] = True
     found = means(account(rows, WARMUP))
@@ -167,7 +165,7 @@ def test_without_calibration_backward_is_one_part_until_the_last_gradient() -> N
 
 
 def test_without_the_last_gradient_backward_holds_communication() -> None:
-    """As under fsdp, and on a GPU."""
+    """The timings of fsdp, and of a GPU."""
     rows = timings()
     columns = [name for name in rows if "comm" in name or "bucket" in name]
     without = rows.drop(columns=columns)
@@ -231,7 +229,7 @@ def test_summary_by_hand() -> None:
 
 
 def test_typical_step_and_skew_are_medians() -> None:
-    """One step in three was disturbed, which a mean would show."""
+    """One of three steps is disturbed, which would move a mean."""
     rows = []
     for step, ms, apart in ((10, 98, 2), (13, 100, 4), (14, 130, 30)):
         rows.append(plain(step, 0, ms))
@@ -259,7 +257,7 @@ def test_intervals_are_around_the_means_of_the_account() -> None:
     assert (table["mean_ms"] <= table["high_ms"]).all()
     # two samples, 16 and 20: a quarter of the draws are both 16, a quarter both 20
     assert tuple(table.loc["forward_ms", ["low_ms", "high_ms"]]) == (16, 20)
-    # a part that never varies has no width
+    # a constant component has no width
     assert tuple(table.loc["data_ms", ["low_ms", "mean_ms", "high_ms"]]) == (1, 1, 1)
 
 

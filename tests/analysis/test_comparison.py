@@ -1,4 +1,4 @@
-"""The comparison of arms: expected figures are worked out by hand."""
+"""Comparison of arms; expected numbers are computed by hand."""
 
 import numpy as np
 import pandas as pd
@@ -16,14 +16,14 @@ def baseline(table: pd.DataFrame) -> Rounds:
 
 
 def exact(num_rounds: int = 5, **speeds: float) -> pd.DataFrame:
-    """Rounds without noise of their own; only the machine's drift is left."""
+    """Rounds without noise, only with the drift of the machine."""
     return rounds(arms([1, 2], **speeds), num_rounds=num_rounds, noise=0)
 
 
 def twin_seconds(
     table: pd.DataFrame, factors: list[float], arm: str = "gloo-2"
 ) -> pd.DataFrame:
-    """Let an A/A twin take ``factors`` times the seconds of ``arm``, round by round."""
+    """Set the seconds of an A/A duplicate to ``factors`` times the arm's seconds."""
     table = table.copy()
     subject = table.loc[table["arm"] == arm, "seconds"].to_numpy()
     table.loc[table["arm"] == f"{arm}-again", "seconds"] = subject * np.array(factors)
@@ -32,8 +32,8 @@ def twin_seconds(
 
 @pytest.mark.parametrize("pair", ["gloo-2", "gloo-2-no-sync", "one_process"])
 def test_noise_floor_is_that_of_the_worst_pair(pair: str) -> None:
-    """Identical arms can differ systematically, and one pair may happen not to."""
-    # the farther end of the interval, whichever twin is slower
+    """Identical arms can differ systematically, in some pairs only."""
+    # the farther end of the interval, in both directions
     for factor in (1.03, 1 / 1.03):
         measured = baseline(twin_seconds(exact(), [factor] * 5, pair))
         assert measured.noise_floor() == pytest.approx(0.03)
@@ -81,7 +81,7 @@ def test_ratio_is_paired_so_that_drift_cancels() -> None:
 
 
 def test_ratio_is_a_median_within_its_interval() -> None:
-    """One disturbed round of five moves neither; the bounds lie on both sides of it."""
+    """One disturbed round of five moves neither ratio nor bounds."""
     factors = [1.1, 1.2, 1.3, 1.4, 4.0]
     table = exact(gloo_2=10_000, one_process=10_000)
     mine = table["arm"] == "gloo-2"
@@ -106,7 +106,7 @@ def test_swapping_the_arms_flips_the_verdict() -> None:
 
 
 def test_noise_floor_counts_a_disturbed_round() -> None:
-    # 19 twins are equal, so every bootstrap median is 1; one took half as long again:
+    # 19 twins are equal, so every bootstrap median is 1; one took 1.5 times as long:
     # sqrt(log(1.5)^2 / 20 / 20) = log(1.5) / 20
     table = twin_seconds(exact(num_rounds=20), [1.0] * 19 + [1.5])
     assert baseline(table).noise_floor() == pytest.approx(1.5 ** (1 / 20) - 1)

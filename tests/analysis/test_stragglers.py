@@ -1,4 +1,4 @@
-"""A slow rank among made-up timings: who is named, by how much, and when nobody is."""
+"""Straggler detection in synthetic timings: ranks, excess, and no false alarms."""
 
 import json
 from collections.abc import Sequence
@@ -20,13 +20,13 @@ from minitrain.analysis.stragglers import (
 pytestmark = pytest.mark.slow
 
 WARMUP = 12
-# own work of a rank that nothing slows, and what communication takes at the least
+# own work of a normal rank, and the minimum of communication, in ms
 OWN, COMM = 80.0, 20.0
-UNTOLD = "no step tells a rank's own work from communication"
+UNTOLD = "no step separates a rank's own work from communication"
 
 
 def row(step: int, rank: int, own_ms: float, slowest_ms: float) -> dict[str, Any]:
-    """A step in which ``rank`` had ``own_ms`` to do, the slowest ``slowest_ms``."""
+    """A step with ``own_ms`` of work on ``rank``, ``slowest_ms`` on the slowest."""
     waited = slowest_ms - own_ms
     return {
         "step": step,
@@ -45,9 +45,7 @@ def row(step: int, rank: int, own_ms: float, slowest_ms: float) -> dict[str, Any
 
 
 def run(own_ms: npt.NDArray[np.float64], first: int = WARMUP) -> pd.DataFrame:
-    """A run whose ranks had ``own_ms`` (steps, ranks) to do, from step ``first`` on,
-    with plain steps alone.
-    """
+    """A run of plain steps from ``first`` on, with ``own_ms`` of work per rank."""
     return pd.DataFrame(
         row(first + step, rank, own, float(of_step.max()))
         for step, of_step in enumerate(own_ms)
@@ -56,9 +54,7 @@ def run(own_ms: npt.NDArray[np.float64], first: int = WARMUP) -> pd.DataFrame:
 
 
 def calibrated(timings: pd.DataFrame) -> pd.DataFrame:
-    """The run with as many bracketed steps: their barriers tell nothing of who is late,
-    the pass without communication does.
-    """
+    """Add as many bracketed steps, whose calibration pass shows which rank is late."""
     alone = timings.assign(
         step=timings["step"] + 1000,
         kind="bracketed",
@@ -73,7 +69,7 @@ def calibrated(timings: pd.DataFrame) -> pd.DataFrame:
 def noisy(
     excess: Sequence[float], steps: int, seed: int, noise_ms: float = 6.0
 ) -> pd.DataFrame:
-    """Ranks that are slower by ``excess``, each with noise of its own in every step."""
+    """Ranks slower by ``excess``, with independent noise in every step."""
     noise = np.random.default_rng(seed).normal(0, noise_ms, (steps, len(excess)))
     return run(OWN + np.array(excess) + noise)
 
@@ -85,10 +81,10 @@ def named(timings: pd.DataFrame) -> list[int]:
 
 
 def test_slow_rank_by_hand() -> None:
-    """Rank 1 has 8 ms more to do than rank 0, in each of 20 steps."""
+    """Rank 1 has 8 ms more work than rank 0 in each of 20 steps."""
     found = find_stragglers(run(np.tile([OWN, OWN + 8], (20, 1))), WARMUP)
-    # 88 of the slower rank, and communication; without noise all that is above the
-    # floor is seen
+    # 88 of the slower rank, and communication; without noise any excess above the floor
+    # is detected
     assert [lag.rank for lag in found.lags] == [1, 0]
     assert found.lags[1].excess_ms == pytest.approx(-8)
     assert json.loads(json.dumps(found.numbers())) == {
@@ -143,7 +139,7 @@ def test_steps_that_chance_does_not_explain(
 
 
 def test_own_work_by_hand() -> None:
-    """1 + 25 + 4 ms, and backward: until the last bucket, or alone."""
+    """1 + 25 + 4 ms, and backward: until the last bucket, or without communication."""
     timings = calibrated(run(np.array([[OWN, OWN + 1]])).assign(other_ms=2.0))
     for within, step in ((False, 12), (True, 1012)):
         own = own_work(timings, WARMUP, waits_within=within)
@@ -155,7 +151,7 @@ def test_own_work_by_hand() -> None:
     ("why", "flagged"), [("recorded", 2), ("after_interruption", 3)]
 )
 def test_disturbed_steps_say_nothing(why: str, flagged: int) -> None:
-    """Those that were hashed and those after them, and those after a checkpoint."""
+    """Hashed steps, steps after them, and steps after a checkpoint."""
     own = np.full((48, 2), OWN)
     timings = run(own + np.where(np.arange(48)[:, None] % 4 < 3, [0, 50], 0))
     assert named(timings) == [1]
@@ -204,7 +200,7 @@ def test_nobody_is_named_where_nobody_is_slow(
 
 
 def test_rank_as_slow_as_the_floor_is_seldom_named() -> None:
-    """The worst case of what is promised: at most 1 % of the runs."""
+    """The worst case of the promise: false alarms in at most 1 % of the runs."""
     timings = noisy([0.0, 0.0], 42, 0)
     # a step of 100 ms, so that the floor is 5
     timings["step_ms"] = 100.0
@@ -231,7 +227,7 @@ def test_what_is_slow_for_all_or_in_turn_or_below_the_floor_names_none() -> None
 
 
 def test_two_slow_ranks_of_four() -> None:
-    """The slowest of them is waited for by the two that keep up, and by the other."""
+    """All other ranks wait for the slowest one, including another slow rank."""
     own = np.tile([OWN, OWN + 30, OWN, OWN + 10], (20, 1))
     found = find_stragglers(run(own), WARMUP)
     # of 0, 0 and 10 the median is 0, and of 0, 0 and 30 too
@@ -243,20 +239,20 @@ def test_two_slow_ranks_of_four() -> None:
 
 
 def test_too_few_ranks_or_steps_decide_nothing() -> None:
-    """Not even where a rank is slower in all of them."""
+    """Too few steps, even if a rank is slower in all of them."""
     alone = find_stragglers(run(np.full((40, 1), OWN)), WARMUP)
-    assert alone.undecided == "one rank has no other that waits for it"
+    assert alone.undecided == "with one rank, no other rank waits"
     assert alone.numbers()["visible_ms"] is None
     own = np.tile([OWN, OWN + 50], (8, 1))
     found = find_stragglers(run(own[:7]), WARMUP)
     # 1 of 128 is more than half of 1 %
-    assert found.undecided == "7 steps are too few, 8 would do"
+    assert found.undecided == "7 steps are too few, at least 8 are needed"
     assert (found.slow, found.visible_ms) == ([], None)
     assert named(run(own)) == [1]
     # of four ranks each may be called in a quarter of 1 %, and 2 ** -9 is less
     four = np.tile([OWN, OWN, OWN, OWN + 50], (9, 1))
     found = find_stragglers(run(four[:8]), WARMUP)
-    assert found.undecided == "8 steps are too few, 9 would do"
+    assert found.undecided == "8 steps are too few, at least 9 are needed"
     assert named(run(four)) == [3]
 
 
@@ -271,7 +267,7 @@ def test_own_work_that_nobody_told_apart_is_undecided() -> None:
 
 
 def test_without_times_of_buckets_bracketed_steps_decide() -> None:
-    """On a GPU: what the others wait is not known then."""
+    """On a GPU, the waiting time of the others is unknown."""
     timings = calibrated(run(np.tile([OWN, OWN + 50], (10, 1))))
     buckets = ["to_last_bucket_ms", "comm_exposed_ms"]
     found = find_stragglers(timings.drop(columns=buckets), WARMUP)
@@ -281,9 +277,7 @@ def test_without_times_of_buckets_bracketed_steps_decide() -> None:
 
 
 def hidden(timings: pd.DataFrame) -> pd.DataFrame:
-    """The same run where ranks meet within backward: whoever is fast waits there, and
-    has no less until its last bucket than the slowest.
-    """
+    """The same run with a synchronization in backward, where fast ranks wait."""
     slowest = timings.groupby("step")["to_last_bucket_ms"].transform("max")
     late = slowest - timings["to_last_bucket_ms"]
     exposed = timings["comm_exposed_ms"] - late
@@ -298,21 +292,21 @@ def test_wait_within_backward_hides_nobody() -> None:
     assert [lag.rank for lag in found.slow] == [1]
     assert found.num_steps == 15
     assert found.slow[0].low_ms < 0.3 * OWN < found.slow[0].high_ms
-    # in part they wait where nobody times it
+    # some of their waiting is not timed
     assert found.others_wait_ms is None
 
 
 def test_wait_within_backward_and_few_steps_decide_nothing() -> None:
     timings = calibrated(run(np.tile([OWN, OWN + 50], (7, 1))))
     found = find_stragglers(timings, WARMUP, waits_within=True)
-    assert found.undecided == "7 steps are too few, 8 would do"
-    # all plain, as where no pass goes without communication
+    assert found.undecided == "7 steps are too few, at least 8 are needed"
+    # only plain steps, as if every pass communicated
     found = find_stragglers(timings.query("kind == 'plain'"), WARMUP, waits_within=True)
     assert found.undecided == UNTOLD
 
 
 def test_wait_in_the_optimizer_counts() -> None:
-    """Under zero1 ranks meet there too."""
+    """Under zero1, ranks also synchronize in the optimizer."""
     timings = run(np.tile([OWN, OWN + 50], (40, 1)))
     comm = np.where(timings["rank"] == 0, 9.0, 2.0)
     found = find_stragglers(timings.assign(optimizer_comm_ms=comm), WARMUP)

@@ -1,4 +1,4 @@
-"""What a ladder comes to: a rung that is missing makes no verdict better."""
+"""Verdicts of ladders: a missing rung never improves a verdict."""
 
 from typing import Any
 
@@ -29,11 +29,11 @@ def proven() -> Rungs:
 
 
 def test_required_checks_by_name() -> None:
-    """Written out: a name that is dropped from a list would drop its test too."""
+    """Names are spelled out: a test from the lists would miss a dropped name."""
     assert verdict_of(proven()) == (
         "proven",
-        "the bits are those of a replay, and a witness computed the gradients of its "
-        "steps and in eval mode",
+        "bit-identical to its replay, and an independent witness confirms the "
+        "gradients of its steps and in eval mode",
     )
     assert {*BITS} == {
         "replay",
@@ -100,11 +100,12 @@ def test_known_cause_is_the_first_line_of_a_breach() -> None:
 def test_ranks_and_bits_may_be_missing() -> None:
     assert verdict_of(proven() | {"ranks": rung("not run", ALONE)})[0] == "proven"
     assert verdict_of(proven() | {"ranks": rung("not run", "")})[0] == "undecided"
-    assert verdict_of({}) == ("undecided", "neither bits nor a witness support it")
+    none = "no bit-exact replay and no independent check"
+    assert verdict_of({}) == ("undecided", none)
     bits = {name: rung("not run") for name in BITS}
     verdict, rests_on = verdict_of(proven() | bits)
     assert verdict == "undecided"
-    assert "no bits were promised or compared, but a witness" in rests_on
+    assert "equal bits were not promised or not compared, but an" in rests_on
 
 
 def test_who_was_not_compared_with_one_process_is_told_why() -> None:
@@ -118,7 +119,7 @@ def test_who_was_not_compared_with_one_process_is_told_why() -> None:
         without = proven() | changed
         rungs = without | {"one_process": rung("not run", "it rains")}
         rests_on = verdict_of(without)[1]
-        said = f"{rests_on}; one process was not compared: it rains"
+        said = f"{rests_on}; not compared with one process: it rains"
         assert verdict_of(rungs) == (verdict, said)
         # a breach hides nothing
         broken = rungs | {"data": rung("breach", "wet")}
@@ -130,7 +131,7 @@ def test_where_nothing_is_hidden_nothing_is_said() -> None:
         {"one_process": rung("within tolerance")},
         {"one_process": rung("undecided")},
         {"one_process": rung("not run", ITSELF)},
-        # the least of all promises, and it is kept
+        # the weakest promise, which is kept
         {"one_process": rung("not run", "no"), "loss": rung("within tolerance")},
         # a run too short for it
         {"one_process": rung("equal"), "one_process_early": rung("not run", "short")},

@@ -1,4 +1,4 @@
-"""The arms of the speed comparison: which there are, and what a turn's time holds."""
+"""The arms of the speed comparison, and the timing of a turn."""
 
 import hashlib
 import json
@@ -70,7 +70,7 @@ def test_arms_of_two_world_sizes() -> None:
         "gloo-4-timed": ("ddp", 4, True),
     }
     assert find_strategy(PLAIN) is Strategy
-    # one process alone still has twins
+    # one process still has A/A pairs
     alone = "one_process one_process_all_cores gloo-1 gloo-1-again one_process-again"
     assert [arm.name for arm in arms_of(params(1))] == [*alone.split(), "gloo-1-timed"]
 
@@ -83,7 +83,7 @@ def test_threads_of_every_arm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Noted(Contestant):
-    """Notes the order of what a turn does."""
+    """Logs the order of events in a turn."""
 
     def __init__(self, seen: list[str]) -> None:
         self.arm, self.group, self.next_step = Arm("noted", 2, 3), None, 0
@@ -100,7 +100,7 @@ class Noted(Contestant):
 def test_barriers_enclose_the_timed_steps_of_a_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Without the second, a turn is as long as the steps of the fastest rank."""
+    """Without the second barrier, the fastest rank would set the time of a turn."""
     seen: list[str] = []
 
     def read() -> int:
@@ -124,7 +124,7 @@ def test_studies_begin_with_ddp_alone() -> None:
 
 
 def tokens_of_a_turn() -> int:
-    """Of steps 1 and 2, after one that is not timed; nobody predicts a first token."""
+    """Targets of steps 1 and 2, after an untimed one; first tokens are no targets."""
     own, samples = params(1).train, tiny_samples()
     order = GlobalOrder(50, own.global_batch_size, own.seed)
     batches = [order.batch(step) for step in (1, 2)]
@@ -163,7 +163,7 @@ def test_every_arm_has_a_row_for_every_round(shards: Path) -> None:
 
 
 def sent(folder: Path) -> dict[str, tuple[int, str]]:
-    """By arm: bytes that a step hands to collectives, and a hash of its parameters."""
+    """Return, by arm, bytes in collectives per step and a hash of the parameters."""
     with distributed():
         small = params(2)
         both = [arm for arm in arms_of(small) if arm.processes == 2]
@@ -195,7 +195,7 @@ def test_arms_communicate_or_do_not_as_their_names_say(shards: Path) -> None:
         (size, state), (_, other) = (rank[name] for rank in ranks)
         silent = "no-sync" in name
         assert size == (0 if silent else gradients), name
-        # each rank on its own part of the batch, or all on the mean of them
+        # each rank with its own shard, or all with the mean
         assert (state != other) is silent, name
 
 
@@ -216,7 +216,7 @@ def test_stage_notes_what_the_machine_did_meanwhile(tmp_path: Path) -> None:
 
 
 class Counting(Contestant):
-    """Trains nothing, and knows which steps it was asked for."""
+    """A loop that only records the requested steps."""
 
     asked: list[list[int]]
 
@@ -226,7 +226,7 @@ class Counting(Contestant):
 
 @dataclass(frozen=True)
 class Foreign(Arm):
-    """An arm with a loop that is not this library's."""
+    """An arm with a foreign loop."""
 
     def enter(self, params: Params, shards: Path, group: Any) -> Contestant:
         made = Counting(self, params, shards, group)
@@ -245,10 +245,10 @@ def counted(folder: Path) -> tuple[list[dict[str, Any]], list[list[int]]]:
 
 def test_a_foreign_loop_takes_the_same_turns(shards: Path) -> None:
     rows, asked = launch(counted, 2, shards, timeout_s=120)[0]
-    # one step that is not timed, then STEPS that are, in every round
+    # one untimed step, then STEPS timed ones, in every round
     assert asked[:4] == [[0], [1, 2], [3], [4, 5]]
     there, back = ["own", "foreign"], ["foreign", "own"]
-    # every second round goes back, and after two rounds the other one begins
+    # every second round is reversed, and after two rounds the other arm starts
     assert [row["arm"] for row in rows] == there + back + back + there
     tokens = [row["tokens"] for row in rows]
     assert tokens[::2] == tokens[1::2]

@@ -1,4 +1,4 @@
-"""The collective ledger: what is counted is what a strategy expects of itself."""
+"""The collective ledger: counts match the expectations of strategies."""
 
 import os
 from itertools import product
@@ -17,7 +17,7 @@ from minitrain.harness.launcher import launch
 from minitrain.sync.catalog import STRATEGIES
 from minitrain.sync.strategy import Traffic
 
-# its hook sends from callbacks on threads of their own, which nothing here sees
+# its hook communicates from callback threads, outside the dispatch mode
 UNCOUNTED = ("powersgd",)
 
 
@@ -33,14 +33,14 @@ def counted_and_expected(
             dist.all_reduce(optimizer.param_groups[0]["params"][0].grad)
             return step(optimizer, *rest)
 
-        # in a process of its own, which ends with this
+        # the process ends with this function
         torch.optim.AdamW.step = again  # type: ignore[method-assign, assignment]
     # enough for DDP to settle its buckets
     return count_step(params, shards, steps_before=3)
 
 
 COUNTED = [name for name in STRATEGIES if name not in UNCOUNTED]
-# what is sent by pairs and in parts; the other strategies send the same from each rank
+# strategies with pairs or chunks; all others send equally from each rank
 OF_FOUR = ["reduce_scatter", "invariant", "zero1", "hierarchical"]
 
 
@@ -57,7 +57,7 @@ def test_counted_is_expected(name: str, world_size: int, shards: Path) -> None:
 
 
 def counted_on_two_hosts(shards: Path) -> tuple[Traffic, Traffic]:
-    """Two ranks on each, by what each says of itself; it ends with this process."""
+    """Simulate two hosts with two ranks each, until the process ends."""
     sockets._host = lambda: (f"host {int(os.environ['RANK']) // 2}",)
     return counted_and_expected("hierarchical", shards)
 
@@ -68,7 +68,7 @@ def test_a_host_sends_once(shards: Path) -> None:
     leader, other, second_leader, second_other = (counted for counted, _ in found)
     assert other == second_other == {}
     assert leader == second_leader
-    # what stock DDP sends from each of the four
+    # stock DDP, from each of the four
     ddp, _ = launch(counted_and_expected, 4, "ddp", shards)[0]
     assert leader == ddp
 

@@ -1,4 +1,4 @@
-"""The stage that summarizes: whose steps it counts."""
+"""The timing stage: the steps that it summarizes."""
 
 import json
 import shutil
@@ -20,7 +20,7 @@ RUNS = {"gloo-1": 1, "gloo-2": 2}
 
 
 def step(number: int, rank: int) -> dict[str, Any]:
-    """A step; before the warm-up is over everything takes 100 times as long."""
+    """A step; during the warm-up, everything takes 100 times as long."""
     slow = 100 if number < WARMUP else 1
     row = {
         "data_ms": 1.0,
@@ -56,7 +56,7 @@ def step(number: int, rank: int) -> dict[str, Any]:
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with everything that the stage reads."""
+    """A folder with all inputs of the stage."""
     monkeypatch.chdir(tmp_path)
     shutil.copy(PARAMS_FILE, tmp_path)
     steps = {"train.num_steps": NUM_STEPS, "train.num_warmup_steps": WARMUP}
@@ -100,7 +100,7 @@ def test_no_step_of_the_warm_up_is_in_any_number(project: Path) -> None:
         rows = [step(n, rank) for n in range(NUM_STEPS) for rank in range(world_size)]
         late = pd.DataFrame([row for row in rows if row["step"] >= WARMUP])
         table = account(late, 0)
-        # as if the warm-up had not been
+        # as without a warm-up
         assert written[run] == {
             "machine_busy": None,
             **summarize(late, 0),
@@ -121,7 +121,7 @@ def test_no_step_of_the_warm_up_is_in_any_number(project: Path) -> None:
 
 
 def test_clocks_of_several_hosts_are_not_compared(project: Path) -> None:
-    """Rank 1 counts from a boot an hour before that of rank 0."""
+    """The clock of rank 1 started an hour before the clock of rank 0."""
     folder = project / "data/runs/gloo-2"
     rows = [step(n, rank) for n in range(NUM_STEPS) for rank in range(2)]
     for row in rows:
@@ -148,4 +148,4 @@ def test_strategy_says_which_steps_tell_of_stragglers(project: Path) -> None:
         steps.append(told["gloo-2"]["stragglers"]["num_steps"])
         undecided = told["gloo-2"]["stragglers"]["undecided"]
     assert steps == [10, 4]
-    assert undecided == "4 steps are too few, 8 would do"
+    assert undecided == "4 steps are too few, at least 8 are needed"

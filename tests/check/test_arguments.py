@@ -341,7 +341,7 @@ def test_loss_that_is_no_mean_names_the_count_that_is_missing(count: Any) -> Non
         check(loss=total, count=count)
     first = str(raised.value).splitlines()[0]
     assert first.startswith(
-        "breach: witness_mean: the loss is no mean over the targets"
+        "breach: witness_mean: the loss is not a mean over the targets"
     )
     missing = "" if count else f"; {NO_COUNT}"
     assert first.endswith(f": it is a sum; is it a mean over what is counted?{missing}")

@@ -372,11 +372,11 @@ CASES = {
         for layer in LAYERS
     },
     "rows beside noise": Case(noisy, words(2), WRONG, {"count": rows}),
-    "targets beside noise": Case(noisy, words(1), IN_EVAL, why="are no dropout"),
+    "targets beside noise": Case(noisy, words(1), IN_EVAL, why="other than dropout"),
     # class weights
     "class weights": of_classes(
         WRONG,
-        "parts of the batch of step 3 have the weights 0.8333, 0.1667, by their "
+        "slices of the batch of step 3 have the weights 0.8333, 0.1667, by their "
         "targets 0.5, 0.5",
         loss=weighted,
         # which is no sampled step

@@ -124,7 +124,7 @@ def test_model_that_reads_text(model: str, capsys: pytest.CaptureFixture[str]) -
         "float64 ...\n"
     )
     lines = printed.out.splitlines()
-    assert lines[-2].startswith("proven: the bits are those of a replay, and ")
+    assert lines[-2].startswith("proven: bit-identical to its replay, and ")
     assert lines[-1].endswith(" s")
     words = [line.split() for line in lines]
     assert ["ranks", "equal"] in [line[:2] for line in words]
@@ -161,7 +161,7 @@ def test_batch_norm_is_why_one_process_was_not_compared(
     own = ["--batches", f"{model}:images", "--loss", f"{model}:loss_of_images"]
     assert run(["check", f"{model}:batch_norm", *own, *ALL]) == 0
     said = dict(x.split(maxsplit=1) for x in capsys.readouterr().out.splitlines()[:-1])
-    why = "; one process was not compared: batch norm normalizes by each rank's own"
+    why = "; not compared with one process: batch norm normalizes by each rank's own"
     for name in ("ddp", "fsdp", "invariant"):
         assert f"{why} samples" in said[name]
     # it is held to its loss, and was
@@ -207,7 +207,7 @@ def test_model_whose_loss_is_no_mean_over_targets(
 ) -> None:
     assert run(["check", f"{model}:build_wrong"]) == 1
     *_, verdict, took, hint = capsys.readouterr().out.splitlines()
-    assert verdict.startswith("breach: witness_mean: the loss is no mean over the ")
+    assert verdict.startswith("breach: witness_mean: the loss is not a mean over ")
     assert took.endswith(" s")
     assert hint == "--count NAME gives a count of yours"
 
@@ -242,7 +242,7 @@ def test_all_strategies(
     assert said["invariant"].startswith("proven: ")
     assert said["fsdp"].startswith("undecided: ")
     why = "does not promise to stay close to one process"
-    end = f"; one process was not compared: bf16_compress {why}"
+    end = f"; not compared with one process: bf16_compress {why}"
     assert said.pop("bf16_compress").endswith(end)
     silent = said.values()
     assert not any("one process" in line for line in silent)

@@ -63,7 +63,7 @@ def test_equal_bits() -> None:
     assert bits_rung(state(), state()) == Rung(True, 0, 0.0, "equal", "")
     assert ranks_rung([state()] * 3) == bits_rung(state(), state())
     # one rank proves nothing
-    assert ranks_rung([state()]) == not_run("one rank has nobody to agree with")
+    assert ranks_rung([state()]) == not_run("single rank: nothing to compare")
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -81,7 +81,7 @@ def test_rank_that_differs(fault: str, rank: int) -> None:
 
 
 def hashes(step: int, rank: int, **parameters: str) -> dict[str, Any]:
-    """A row of tensors' hashes; those of gradients end in ', those of buffers in +."""
+    """A row of hashes; gradients end in ', buffers in +."""
     named = {"a": f"a{step}", "b": f"b{step}"} | parameters
     row: dict[str, Any] = {"kind": "tensors", "step": step, "rank": rank}
     row["parameters"] = named
@@ -91,7 +91,7 @@ def hashes(step: int, rank: int, **parameters: str) -> dict[str, Any]:
 
 
 def run_rows(**changed: Any) -> list[dict[str, Any]]:
-    """Two ranks, steps 0 and 10; ``r1s10={...}`` changes those of rank 1 at step 10."""
+    """Two ranks, steps 0 and 10; ``r1s10={...}`` changes rank 1 at step 10."""
     rows: list[dict[str, Any]]
     rows = [{"kind": "batch", "step": n, "sha256": f"d{n}"} for n in range(11)]
     for rank in (0, 1):
@@ -119,7 +119,7 @@ def test_first_difference_of_hashes(what: Any, changed: Any, place: str) -> None
     assert hashes_rung(run_rows(), run_rows(), what).verdict == "equal"
     expected = Rung(False, None, None, "breach", f"first at {place}")
     assert hashes_rung(run_rows(**changed), run_rows(), what) == expected
-    # whether one has too much or the other too little
+    # a surplus on one side or a gap on the other
     assert hashes_rung(run_rows(), run_rows(**changed), what) == expected
 
 
@@ -151,7 +151,7 @@ def test_steps_that_were_not_recorded(what: Any, run: Any, other: Any) -> None:
 def test_model_without_buffers() -> None:
     rows = [row | {"buffers": {}} for row in run_rows()]
     assert hashes_rung(rows, rows, "buffers") == not_run("the model has no buffers")
-    # but one side alone cannot do without
+    # but not on one side only
     assert hashes_rung(rows, run_rows(), "buffers").verdict == "breach"
     assert hashes_rung(run_rows(), rows, "buffers").verdict == "breach"
 
@@ -171,7 +171,7 @@ def test_first_step_with_other_data() -> None:
 
 
 def test_ranks_that_swapped_their_samples() -> None:
-    """The global batch is the same; between other world sizes that is enough."""
+    """The global batch is equal, which suffices between different world sizes."""
 
     def ledger(*ranks: str) -> list[dict[str, Any]]:
         return [{"kind": "batch", "step": 0, "sha256": "ab", "ranks": [*ranks]}]
@@ -220,12 +220,12 @@ def train(**changes: Any) -> Train:
     return tiny_params(**({"learning_rate": DEFAULT_RATE} | changes)).train
 
 
-# numbers are written exactly in float64; this keeps the limits those of float32
+# exact numbers are float64; this tensor keeps the limits of float32
 FLOAT32 = {"f": torch.zeros(0)}
 
 
 def off_by(*gaps: float) -> State:
-    """1000 zeros, but the first are off by ``gaps``."""
+    """1000 zeros, the first of them replaced by ``gaps``."""
     tensor = torch.zeros(1000, dtype=torch.float64)
     tensor[: len(gaps)] = torch.tensor(gaps, dtype=torch.float64)
     return FLOAT32 | {"w": tensor}
@@ -240,7 +240,7 @@ def above(value: float) -> float:
 
 
 def never() -> State:
-    raise AssertionError("nobody needs a twin to judge this")
+    raise AssertionError("no perturbed run is needed here")
 
 
 def gradients_rung(run: State, one: State) -> Rung:
@@ -250,7 +250,7 @@ def gradients_rung(run: State, one: State) -> Rung:
 def state_rung(
     run: State, one: State, params: Train, start: State | None = None
 ) -> Rung:
-    """With a twin that ends where one process does, so that it excuses nothing."""
+    """Rungs with a perturbed run that does not differ, so it excuses nothing."""
     limits = state_limits(one, start or zeros(), params, DEFAULT_ATOL)
     return close_rung(run, one, limits, lambda: one)
 
@@ -270,9 +270,9 @@ def state_rung(
 def test_sgd_within_1e_4_of_what_training_did(
     gap: float, verdict: str, size: float
 ) -> None:
-    """A loss in the thousands is no breach, and a tiny rate allows nothing."""
+    """Large losses are not a breach, and a tiny rate allows nothing."""
     one, start = off_by(0.0), off_by(0.01 * size)
-    # rounding of the product aside
+    # except for rounding of the product
     run = off_by(0.999 * gap * size)
     params = train(optimizer="sgd", learning_rate=1.0)
     assert state_rung(run, one, params, start).verdict == verdict
@@ -302,7 +302,7 @@ def test_adamw_at_the_rate_of_atol(
 
 
 def against(run: State, state: State, twin: State, **changes: Any) -> dict[str, Rung]:
-    """All rungs of a run that ends in ``run``, where one process ends in ``state``."""
+    """All rungs of a run with final state ``run``; one process ends in ``state``."""
 
     def made(state: State) -> Evidence:
         losses = [1.0, 0.9, 0.8]
@@ -327,8 +327,8 @@ def against(run: State, state: State, twin: State, **changes: Any) -> dict[str, 
     ],
 )
 def test_what_a_twin_explains(drift: float, early: str, final: str) -> None:
-    """One process from a start one ULP away: where it drifts as far, rounding does it.
-    After a few steps that is within tolerance, after many a fault could hide in it.
+    """A perturbed run that drifts as far shows that rounding explains the distance:
+    within tolerance after a few steps, undecided after many.
     """
     rungs = against(off_by(0.5), zeros(), off_by(drift))
     assert rungs["one_process_early"].verdict == early
@@ -345,7 +345,7 @@ def test_a_twin_excuses_only_the_tensors_that_it_carries() -> None:
     rung = close_rung(run, one, limits, lambda: twin)
     assert rung.verdict == "breach"
     assert "tensor b is 0.5 off" in rung.detail
-    # and what is near enough needs no excuse
+    # close results do not need the perturbed run
     near = run | {"b": zeros()["w"]}
     assert close_rung(near, one, limits, lambda: twin).verdict == "within tolerance"
 
@@ -367,7 +367,7 @@ LARGE_UP = {"w": LARGE["w"].nextafter(torch.tensor(torch.inf))}
     [
         (BIAS, {"b": torch.zeros(2), "w": torch.zeros(2000)}, "within tolerance"),
         (LARGE_UP, LARGE, "within tolerance"),
-        # which is no drift
+        # not a drift
         (WITH_NAN, state(), "breach"),
     ],
     ids=["share of all tensors", "large values", "NaN"],
@@ -426,7 +426,7 @@ def test_loss_may_be_five_percent_above(
 
 
 def rows_with_buckets(layouts: list[list[str]]) -> list[dict[str, Any]]:
-    """The layout of each step: of each bucket, the names of its tensors."""
+    """Bucket layouts by step: the names of the tensors in each bucket."""
     rows = run_rows()
     for step, layout in enumerate(layouts):
         buckets = [{"parameters": [*names]} for names in layout]
@@ -460,7 +460,7 @@ def tolerance_rungs(run: State, other: State) -> list[Rung]:
     ]
 
 
-# a is off by rounding, which is allowed; b is why there is no verdict
+# a differs by rounding, which is allowed; b causes the undecided verdict
 OFF_AND_NAN = state(a=state()["a"] + 2**-23, b=torch.tensor(math.nan))
 
 

@@ -1,8 +1,7 @@
-"""No false alarm: honest runs of many kinds, each called what it is.
+"""No false alarms: correct runs of many kinds, each with the right verdict.
 
-``MINITRAIN_CLEAN_RUNS=200 pytest tests/proof/test_clean_runs.py`` makes as many; the
-suite makes a few, always the same. docs/mutants.md says what the last large count
-found.
+``MINITRAIN_CLEAN_RUNS=200 pytest tests/proof/test_clean_runs.py`` tries 200 runs, the
+suite a few fixed ones. docs/mutants.md has the result of the last large number.
 """
 
 import itertools
@@ -34,9 +33,7 @@ MODELS = {
 
 
 def kinds() -> Iterator[Any]:
-    """Every combination of model, precision and world size before one comes again; the
-    rest is drawn.
-    """
+    """Cycle through models, precisions and world sizes; draw the other settings."""
     draw = random.Random(0)
     product = [*itertools.product((1, 2, 3, 4), MODELS, ("float32", "bf16"))]
     draw.shuffle(product)

@@ -1,4 +1,4 @@
-"""What a forward pass changes beside its samples, and which of it is an excuse."""
+"""Side effects of a forward pass, and which of them excuse a difference."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,7 +21,7 @@ STEPS = 5
 
 
 class Net(nn.Module):
-    """Squares of a line, with ``norm`` before it."""
+    """Squared output of a linear layer after ``norm``."""
 
     def __init__(self, norm: nn.Module | None = None) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Net(nn.Module):
 
 
 class Counts(Net):
-    """How many samples came by, and passes; nobody reads it."""
+    """Counts samples and passes, without using the counts."""
 
     def __init__(self, norm: nn.Module | None = None) -> None:
         super().__init__(norm)
@@ -49,7 +49,7 @@ class Counts(Net):
 
 
 class Curriculum(Counts):
-    """From so many samples on the loss is another: two ranks get there later."""
+    """Changes the loss after a number of samples, which two ranks reach later."""
 
     def forward(self, x: Tensor, y: Tensor) -> SimpleNamespace:
         loss = super().forward(x, y).loss
@@ -78,7 +78,7 @@ def test_buffers_that_steer_nothing_are_proven() -> None:
         assert ladder.rungs[name].verdict in ("equal", "within tolerance")
     assert ladder.rungs["replay_buffers"].verdict == "equal"
     assert "one process" not in ladder.rests_on
-    # a rung says what it leaves out; gradients have nothing to do with it
+    # a rung names what it leaves out; gradients are not affected
     note = "without seen, which each rank's forward pass changes"
     assert ladder.rungs["one_process"].detail.endswith(note)
     assert ladder.rungs["one_process_early"].detail.endswith(note)
@@ -90,8 +90,8 @@ def test_buffers_that_steer_nothing_are_proven() -> None:
 def test_a_buffer_that_steers_the_loss_is_a_breach(
     factory: Callable[[], nn.Module], optimizer: Any
 ) -> None:
-    """Each rank counts its own samples, so that two processes train otherwise than one;
-    replay and witness agree with them.
+    """Two processes train differently from one, since each rank counts its own samples;
+    replay and witness agree with the run.
     """
     options: Any = {"optimizer": optimizer, "learning_rate": 0.01}
     ladder = check_data_parallel(factory, batches(), accept=["breach"], **options)
@@ -120,14 +120,14 @@ def test_who_is_not_compared_with_one_process_says_so(
     ladder = check_data_parallel(factory, batches())
     assert ladder.verdict == "proven"
     assert ladder.rungs["one_process"].detail == why
-    assert str(ladder).endswith(f"; one process was not compared: {why}")
+    assert str(ladder).endswith(f"; not compared with one process: {why}")
 
 
 def rows_of(
     start: nn.Module, *, draws: bool = False, first: bool = True, **changed: str
 ) -> list[dict[str, Any]]:
-    """Two recorded steps of a rank; ``changed`` are hashes after the second, ``first``
-    says whether the first pass changed something too.
+    """Two recorded steps of a rank; ``changed`` are the hashes after the second step,
+    ``first`` is set if the first pass changed a buffer too.
     """
     buffers = {name: sha256_tensor(b) for name, b in start.named_buffers()}
     forward = {"draws_random_numbers": draws, "changes_buffers": first}
@@ -159,7 +159,7 @@ def test_excuses_by_hand() -> None:
     assert found(Counts, seen="x", first=False) == Forward(None, ["seen"])
     assert found(lambda: both, **norm) == Forward(NORMALIZES, [*norm])
     assert found(lambda: both, **norm, seen="x").why == NORMALIZES
-    # the norm stands still, as in eval mode
+    # the norm does not change, as in eval mode
     assert found(lambda: both, seen="x") == Forward(None, ["seen"])
     assert found(Counts, draws=True, seen="x") == Forward(DRAWS, ["seen"])
 
@@ -180,7 +180,7 @@ def test_a_buffer_that_two_modules_share_has_two_names() -> None:
         other.seen = one.seen
         return nn.ModuleList([one, other])
 
-    # it is recorded by the first
+    # recorded under its first name
     assert found(factory, **{"0.seen": "x"}).changed == ["0.seen", "1.seen"]
 
 

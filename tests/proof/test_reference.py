@@ -1,4 +1,4 @@
-"""What a strategy says that it adds, and what of it a run may decide."""
+"""References of strategies, and the hosts recorded by a run."""
 
 from collections.abc import Sequence
 from itertools import product
@@ -32,11 +32,11 @@ class ForgetsTheThird(Hierarchical):
 
 
 def test_reference_that_forgets_a_host() -> None:
-    """Right on one host, and on two."""
+    """A correct reference, on one host and on two."""
     assert reference_rung(ForgetsTheThird, 2, [], torch.float32).verdict != "breach"
     rung = reference_rung(ForgetsTheThird, 4, [], torch.float32)
     assert rung.verdict == "breach"
-    assert rung.detail.startswith("the reference is no sum: 4 shards of ")
+    assert rung.detail.startswith("the reference is not a sum: 4 shards of ")
     assert " on 3 hosts: " in rung.detail or " on 4 hosts: " in rung.detail
 
 
@@ -53,7 +53,7 @@ def test_reference_that_gives_no_number() -> None:
 
 
 def test_sum_by_hand() -> None:
-    """2^24 + 1 is no float32 and loses its one; -2^24 + 1 is one, and keeps it."""
+    """2^24 + 1 is not a float32 and loses its one; -2^24 + 1 keeps it."""
     terms = [torch.tensor([x]) for x in (2.0**24, 1.0, -(2.0**24), 1.0)]
     apart, together = [[0, 1], [2, 3]], [[0, 2], [1, 3]]
     assert reduction_of(Hierarchical, apart)(terms).item() == 1.0
@@ -66,7 +66,7 @@ def rows(*hosts: Any) -> list[dict[str, Any]]:
 
 def test_hosts_of_a_run() -> None:
     assert hosts_of_run(rows([[0, 2], [1]], [[0, 2], [1]]), 3) == [[0, 2], [1]]
-    # as of a strategy that does not ask, or a run that reduced nothing
+    # as for a strategy without hosts, or a run without reductions
     assert hosts_of_run([{"kind": "buckets", "rank": 0}], 3) == [[0, 1, 2]]
     assert hosts_of_run([], 2) == [[0, 1]]
 
@@ -80,5 +80,5 @@ def test_hosts_that_are_no_partition(hosts: list[list[int]]) -> None:
 
 
 def test_ranks_that_do_not_agree_on_hosts() -> None:
-    with pytest.raises(EvidenceError, match=r"hosts = \[\[0, 1\]\] on a rank, then"):
+    with pytest.raises(EvidenceError, match=r"hosts = \[\[0, 1\]\] on one rank, then"):
         hosts_of_run(rows([[0, 1]], [[0], [1]]), 2)

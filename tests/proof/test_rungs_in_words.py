@@ -1,4 +1,4 @@
-"""Rungs as a terminal and the report say them."""
+"""Rungs printed in a terminal."""
 
 from report_inputs import rung
 

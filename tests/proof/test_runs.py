@@ -1,4 +1,4 @@
-"""Runs beside each other: what the equivalence stage asks of them together."""
+"""Comparison between runs, as in the equivalence stage."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def runs_of(sync: str) -> tuple[Params, RunConfig]:
 
 @pytest.fixture
 def evidence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of gloo-4 one bit is another."""
+    """One bit of gloo-4 differs."""
     one = torch.ones(3)
     states = {"gloo-1": one, "gloo-2": one.clone(), "gloo-4": one.nextafter(2 * one)}
 
@@ -52,7 +52,7 @@ def test_bits_of_invariant_do_not_depend_on_the_world_size(sync: str) -> None:
 
 
 def test_reference_is_one_process_with_ddp_and_whole_batches() -> None:
-    """Another strategy would share the fault that it is compared for."""
+    """The reference must not share a strategy with the runs under test."""
     ddp = tiny_params(sync="ddp")
     assert is_one_process("gloo-1", ddp)
     for run, params in (

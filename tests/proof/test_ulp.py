@@ -1,4 +1,4 @@
-"""Units in the last place: the order of floats, and what has no place in it."""
+"""Units in the last place: the order of floats, and values outside it."""
 
 import math
 from typing import Any
@@ -65,7 +65,7 @@ def test_distances_by_hand(dtype: torch.dtype, bits: int, mantissa: int) -> None
     # between 1 and 2 the mantissa takes all its values
     assert ulp(1, 2, dtype) == 2**mantissa
     assert ulp(-2, -1, dtype) == 2**mantissa
-    # both zeros are one place
+    # both zeros have the same position
     assert ulp(-0.0, 0.0, dtype) == 0
     # the smallest number above zero and the one below
     smallest = float(np.ldexp(torch.finfo(dtype).tiny, -mantissa))
@@ -74,7 +74,7 @@ def test_distances_by_hand(dtype: torch.dtype, bits: int, mantissa: int) -> None
     # 1 lies half the exponents above zero: exponent bits 0111...1
     exponent = bits - 1 - mantissa
     assert ulp(0, 1, dtype) == (2 ** (exponent - 1) - 1) * 2**mantissa
-    # from one end to the other: every exponent but that of infinity, both signs
+    # from one end to the other: every exponent but the one of infinity, both signs
     ends = (2**exponent - 1) * 2**mantissa
     assert ulp(-math.inf, math.inf, dtype) == 2 * ends
 

@@ -1,6 +1,6 @@
-"""The witness: it shares nothing with a run, and what is wrong in a record is seen.
+"""The witness shares no code with a run and detects faults in its record.
 
-One honest run of two ranks is made; every test injects one fault in what it recorded.
+Each test injects one fault into the record of a correct run of two ranks.
 """
 
 import ast
@@ -81,7 +81,7 @@ def record_of(run: Evidence) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def honest() -> Callable[[str], tuple[RunConfig, dict[str, Any]]]:
-    """A run of each optimizer; the record is a copy that may be spoilt."""
+    """A run of each optimizer, with a copy of its record to modify."""
 
     @cache
     def run(optimizer: str) -> tuple[RunConfig, Evidence]:
@@ -178,7 +178,7 @@ def part(record: dict[str, Any], row: int) -> dict[str, Any]:
     return rows_of(record, "fed")[row]["parts"][0]
 
 
-# by the rung that sees them
+# by the rung that detects them
 FAULTS: dict[str, dict[str, Spoil]] = {
     "witness_data": {
         "swap_ranks": lambda r: [
@@ -197,7 +197,7 @@ FAULTS: dict[str, dict[str, Spoil]] = {
     },
     "witness_hashes": {
         "a_parameter_is_left_out": a_parameter_is_left_out,
-        # another tensor: the step before has the old one as its end
+        # another tensor: the previous step ends with the old one
         "step_starts_elsewhere": lambda r: r["tensors"].update(
             {"1/before/hidden.bias": 0.9 * r["tensors"]["1/before/hidden.bias"]}
         ),
@@ -214,7 +214,7 @@ FAULTS: dict[str, dict[str, Spoil]] = {
         "other_final_state": lambda r: r.update(
             state={name: t + 1 for name, t in r["state"].items()}
         ),
-        # of what has no hashes: the shape at least must be the model's
+        # tensors without hashes must at least have the shape of the model's
         "moments_of_another_shape": lambda r: cut(r, "5/moments/hidden.bias/exp_avg"),
         "moments_of_no_parameter": lambda r: r["tensors"].update(
             {"5/moments/other/exp_avg": torch.ones(2)}
@@ -271,7 +271,7 @@ def test_another_optimizer_or_learning_rate(honest: Any, ran: str) -> None:
 
 
 def rehashed(record: dict[str, Any], key: str, tensor: Tensor) -> None:
-    """Spoil a sampled tensor so that its hashes are those of it."""
+    """Modify a sampled tensor and its hashes consistently."""
     step, kind, name = key.split("/", 2)
     record["tensors"][key] = tensor
     what = {"gradients": "gradients", "after": "parameters"}[kind]
@@ -282,9 +282,8 @@ def rehashed(record: dict[str, Any], key: str, tensor: Tensor) -> None:
 
 @pytest.mark.parametrize("step", [0, 1, 5])
 def test_gradient_off_by_more_than_rounding(honest: Any, step: int) -> None:
-    """A hundred times what rounding does to this tensor, no more than a ten-thousandth
-    of it: neither a tolerance that is a million times too wide lets it pass, nor one
-    that knows only the largest tensor.
+    """A fault of a hundred times the rounding of a tensor, at most a ten-thousandth of
+    it: a tolerance a million times too wide, or from the largest tensor, misses it.
     """
     trial, record = honest("adamw")
     key = f"{step}/gradients/hidden.bias"
@@ -308,7 +307,7 @@ def test_rounding_is_what_the_run_itself_does(honest: Any) -> None:
 
 
 def test_gradient_of_a_parameter_that_is_not_used(honest: Any) -> None:
-    """The right gradient lacks it, and so must the recorded one."""
+    """The right gradient and the recorded one must both leave it out."""
     trial, record = honest("adamw")
 
     def without_bias(model: nn.Module, batch: Any) -> Tensor:
@@ -324,9 +323,7 @@ def test_gradient_of_a_parameter_that_is_not_used(honest: Any) -> None:
 
 
 def step_again(record: dict[str, Any], task: Task, step: int) -> None:
-    """Replace the parameters after a step by what AdamW makes of the recorded
-    moments.
-    """
+    """Replace the parameters after a step by AdamW's result of recorded moments."""
     tensors = record["tensors"]
     of_step = Record(**record)
     gradients, moments = of_step.of(step, "gradients"), of_step.of(step, "moments")
@@ -352,7 +349,7 @@ def step_again(record: dict[str, Any], task: Task, step: int) -> None:
 def test_moments_that_the_step_was_taken_with(
     honest: Any, step: int, spoilt: str, factor: float | None, why: str
 ) -> None:
-    """The step fits them, but they are not what the steps before left."""
+    """The step fits the moments, but earlier steps do not lead to them."""
     trial, record = honest("adamw")
     task, tensors = task_of(trial), record["tensors"]
     step_again(record, task, step)
@@ -373,15 +370,15 @@ def test_nan_is_beyond_everything() -> None:
     for found, right in ((torch.nan, 0.0), (0.0, torch.nan), (torch.inf, 0.0)):
         pair = torch.tensor([0.0, found]), torch.tensor([0.0, right])
         rung = compare(*pair, 1.0, "it").rung()
-        # without a number, since JSON has none for it
+        # without a number, since JSON has no NaN
         assert (rung["verdict"], rung["max_abs_diff"]) == ("breach", None)
 
 
-# ---- runs that are wrong in a way that the run and its replay share
+# ---- faults that the run and its replay share
 
 
 class Noisy(Bigrams):
-    """Dropout, a random draw that nobody uses, or a buffer that counts steps."""
+    """Dropout, an unused random draw, or a buffer that counts steps."""
 
     def __init__(self, kind: str) -> None:
         dropout = nn.Dropout(0.1 if kind == "dropout" else 0.0)
@@ -399,7 +396,7 @@ class Noisy(Bigrams):
 
 @pytest.fixture
 def every_mean_counts_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The replay makes a mean of means, as the ranks do."""
+    """The replay computes a mean of means, as the ranks do."""
     right = replay._compute
 
     def compute(model: nn.Module, batches: Any, step: int, divisor: int, *more: Any):
@@ -422,7 +419,7 @@ def every_mean_counts_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_mean_of_means_that_the_replay_shares(kind: str, precision: str) -> None:
-    """Once it passed: one process with the whole batch was not compared here."""
+    """A regression: this passed when one process was not compared."""
     trial = make_run(steps=3)
     trial = replace(trial, factory=lambda: Noisy(kind), precision=precision)
     ladder = examine(trial, 2, mean_of_means)
@@ -432,7 +429,7 @@ def test_mean_of_means_that_the_replay_shares(kind: str, precision: str) -> None
     assert "witness_probe" in ladder.breaches
 
 
-# ---- right models that fixed tolerances took for wrong
+# ---- correct models that fixed tolerances rejected
 
 
 class Images(nn.Module):
@@ -500,7 +497,7 @@ def test_right_model_is_no_breach(
 
 
 class Coupled(nn.Module):
-    """Each sample less the mean of its batch, in eval mode too."""
+    """Subtracts the mean of the batch, also in eval mode."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -512,15 +509,15 @@ class Coupled(nn.Module):
 
 @pytest.mark.slow
 def test_who_depends_on_its_batch_is_replayed_only() -> None:
-    """One process computes something else, and nobody can say which is right."""
+    """One process computes a different result, and neither is right by definition."""
     options: Any = {"loss": squares, "steps": 2}
-    with pytest.raises(EvidenceError, match="replay only: the bits are those of a"):
+    with pytest.raises(EvidenceError, match="replay only: bit-identical to its replay"):
         check_data_parallel(Coupled, pairs(0), **options)
     ladder = check_data_parallel(Coupled, pairs(0), accept=["replay only"], **options)
     why = "step 0: in training a sample's loss depends on other samples of its batch"
     assert ladder.rungs["witness_mean"].detail == why
     assert why in ladder.rests_on
-    # the parts never stand for the whole batch
+    # slices never replace the whole batch
     assert ladder.rungs["witness_probe"].verdict == "not run"
     assert ladder.rungs["one_process"].verdict == "not run"
 
@@ -540,7 +537,7 @@ def scale_gradients(record: dict[str, Any], step: int, factor: float) -> None:
 def test_training_with_dropout_is_not_left_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Nobody knows what was drawn; but how far draws carry a loss and a gradient."""
+    """Draws are unknown, but their effect on loss and gradient is bounded."""
     # all of 256 draws take a minute
     monkeypatch.setattr(judged, "MANY_DRAWS", 32)
     trial, run = noisy_run()
@@ -566,14 +563,14 @@ def test_batch_norm_is_compared_part_by_part() -> None:
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_sixteen_bits_that_were_not_computed_with(honest: Any, precision: str) -> None:
-    """The record of a run in float32 that says it was in 16 bits."""
+    """The record of a float32 run that claims 16 bits."""
     trial, record = honest("adamw")
     probe = rows_of(record, "probe")[0]
     record["rows"].append(probe | {"name": "rounded"})
     for key in [k for k in record["tensors"] if k.startswith("probe/")]:
         record["tensors"][key.replace("probe/", "rounded/")] = record["tensors"][key]
     rungs = asked(trial, record, precision=precision)
-    finer = f"is finer than {precision} can be"
+    finer = f"is more precise than {precision} allows"
     assert rungs["witness_precision"]["detail"] == f"the rounded {finer}"
     assert rungs["witness_gradients"]["detail"] == f"step 0 {finer}"
 
@@ -589,9 +586,9 @@ def test_steps_with_equal_targets_cannot_tell_a_mean_of_means() -> None:
     trial = replace(trial, data=replace(trial.data, batches=alike))
     record = record_of(run_ranks(trial, 2))
     rungs = asked(trial, record)
-    why = "parts have equal targets in the steps compared, not in all"
+    why = "slices have equal targets in the compared steps only"
     assert rungs["witness_gradients"]["detail"] == why
-    # the probe is of a step that can
+    # the step of the probe can
     assert [row["step"] for row in rows_of(record, "probe")] == [4]
     assert rungs["witness_probe"]["verdict"] == "within tolerance"
     rows_of(record, "probe")[0]["step"] = 5
@@ -617,7 +614,7 @@ def test_sampled_steps_have_the_first_smaller_batch_and_one_by_the_data() -> Non
 def test_witness_and_run_sample_the_same_steps_of_a_corpus(
     tmp_path: Path, count: int
 ) -> None:
-    """Each computes them by itself; 50 samples leave a smaller batch at the end."""
+    """Run and witness compute them independently; 50 samples end in a smaller batch."""
     texts = [f"{'word ' * (1 + i % 9)}{i}" for i in range(count)]
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))

@@ -1,4 +1,4 @@
-"""After a breach: one line that names it, and nothing left of the last success."""
+"""After a breach: one line names it, and the previous result is removed."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ def breached(**details: str) -> dict[str, Any]:
     ("first", "second"),
     [
         ("data", "replay_gradients"),
-        # alike in their cause: as the ladder has them
+        # equal causes keep the order of the ladder
         ("one_process_data", "data_order"),
         ("witness_tokens", "witness_loss"),
         ("replay_gradients", "ranks"),
@@ -61,7 +61,7 @@ def test_a_line_stays_short_whatever_breaches() -> None:
 
 
 def published(folder: Path) -> Path:
-    """The folder of results with what a success left there."""
+    """A folder with the results of a success."""
     for name in (
         *("summary.json", "manifest.json", "report.md", "report.html"),
         *("overview.svg", "scaling.png", "account.png", "losses.png", "scaling.csv"),
@@ -74,7 +74,7 @@ def test_nothing_of_the_old_success_is_left(tmp_path: Path) -> None:
     metrics = published(tmp_path)
     ladder = breached(ranks="tensor a|b <differs>", replay="too $x^{ much$")
     rests = {"verdict": "proven", "rests_on": "bits and the witness"}
-    # a run is a breach by its checks, whatever its verdict
+    # checks decide on a breach, not the verdict
     ladder["verdict"] = "proven"
     refuse({"gloo-1": ladder_of(1) | rests, "gloo-2": ladder}, metrics)
     line = "gloo-2: ranks: tensor a|b <differs>; and 1 more"

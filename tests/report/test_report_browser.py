@@ -1,6 +1,6 @@
-"""The page in a real browser: readable wide and narrow, bright and dark, offline.
+"""The page in a browser: readable wide and narrow, light and dark, offline.
 
-Each way in which a page can be unreadable is planted once, and seen.
+Every kind of unreadable page is injected once, and detected.
 """
 
 from collections.abc import Iterator
@@ -17,16 +17,16 @@ from minitrain.report.breach import refuse
 from minitrain.report.facts import Facts
 from minitrain.report.overview import draw_overview
 from minitrain.report.pictures import draw_account, draw_losses, draw_scaling
-from minitrain.report.publish import report
-from minitrain.report.render import sentence, to_html
+from minitrain.report.publish import TITLES, report
+from minitrain.report.render import to_html
 
 pytestmark = pytest.mark.slow
 NARROW, WIDE = 390, 1440
-# of the Web Content Accessibility Guidelines, for text of any size
+# from the Web Content Accessibility Guidelines, for text of any size
 LEAST_CONTRAST = 4.5
 LEAST_PX = 12
 
-# every text that is shown, with its element; folded ones are opened first
+# all visible texts with their elements, after opening folded ones
 SCRIPT = r"""
 (() => {
   document.querySelectorAll("details").forEach(one => { one.open = true; });
@@ -111,10 +111,9 @@ SCRIPT = r"""
 
 @dataclass(frozen=True)
 class Found:
-    """``texts`` that were looked at; and every fault by its name: pixels that the page
-    is wider than its window, texts with less contrast than LEAST_CONTRAST or smaller
-    than LEAST_PX, pictures without words for them or without a picture, names of runs
-    in two lines, addresses that are not the page's own, and complaints.
+    """Number of ``texts`` examined, and faults by name: pixels beyond the window, texts
+    with less contrast than LEAST_CONTRAST or smaller than LEAST_PX, images without alt
+    text or content, names of runs in two lines, external addresses, and errors.
     """
 
     texts: int
@@ -122,7 +121,7 @@ class Found:
 
 
 def look_at(visit: Visit) -> Found:
-    """Open all that is folded on the page, and look at it."""
+    """Unfold the page and examine it."""
     script = SCRIPT.replace("LEAST_CONTRAST", str(LEAST_CONTRAST))
     seen = visit.evaluate(script.replace("LEAST_PX", str(LEAST_PX)))
     texts, seen["too_wide"] = seen.pop("texts"), max(seen["too_wide"], 0)
@@ -134,6 +133,7 @@ def look_at(visit: Visit) -> Found:
 
 
 GROUND = "getComputedStyle(document.body).backgroundColor"
+FILL = "getComputedStyle(document.querySelector('.page')).fill"
 GROUNDS = {"light": "rgb(255, 255, 255)", "dark": "rgb(21, 24, 28)"}
 LONG = "Donaudampfschifffahrtsgesellschaft" * 8
 
@@ -147,7 +147,7 @@ def chromium() -> Iterator[Browser]:
 
 
 def with_all_outcomes() -> Facts:
-    """Every kind of outcome, long words and many runs: a page at its worst."""
+    """Every kind of outcome, long words and many runs."""
     sizes = [1, 2, 4]
     ladders: dict[str, Any] = {f"gloo-{size}": ladder_of(size) for size in sizes}
     ladders["gloo-2"] |= {"verdict": "replay only", "rests_on": LONG}
@@ -161,10 +161,9 @@ def with_all_outcomes() -> Facts:
 def written(f: Facts, folder: Path) -> Path:
     """The page of ``f`` with its pictures, in ``folder``."""
     (folder / "overview.svg").write_text(draw_overview(f))
-    draw_scaling(f, sentence("headline", f), folder / "scaling.png")
-    title = sentence("account_headline", f)
-    draw_account(f.accounts, title, folder / "account.png")
-    draw_losses(f.losses, sentence("losses_headline", f), folder / "losses.png")
+    draw_scaling(f, TITLES["scaling"], folder / "scaling.png")
+    draw_account(f.accounts, TITLES["account"], folder / "account.png")
+    draw_losses(f.losses, TITLES["losses"], folder / "losses.png")
     path = folder / "report.html"
     path.write_text(to_html(report(f), folder))
     return path
@@ -176,11 +175,13 @@ def test_page_is_readable(chromium: Browser, tmp_path: Path) -> None:
         visit = chromium.visit(page.as_uri(), width=width, scheme=scheme)
         found = look_at(visit)
         assert found.faults == {}, (width, scheme)
-        # it was looked at: the folded tables alone have hundreds
+        # the folded tables alone have hundreds of texts
         assert found.texts > 300
         assert page.as_uri() in visit.asked
-        # and it is dark where that was asked for
+        # page and overview follow the color scheme
         assert visit.evaluate(GROUND) == color
+        overview = (tmp_path / "overview.svg").as_uri()
+        assert chromium.visit(overview, scheme=scheme).evaluate(FILL) == color
 
 
 CUT = "(e => e.scrollWidth - e.clientWidth)(document.querySelector('{}'))"
@@ -209,7 +210,7 @@ def test_page_of_a_breach_is_readable(chromium: Browser, tmp_path: Path) -> None
 
 
 def test_page_is_printed_bright_and_unfolded(chromium: Browser, tmp_path: Path) -> None:
-    """Whatever the screen is."""
+    """The color scheme of the screen does not matter."""
     page = written(with_all_outcomes(), tmp_path)
     visit = chromium.visit(page.as_uri(), width=NARROW, scheme="dark", media="print")
     assert visit.evaluate(GROUND) == GROUNDS["light"]
@@ -229,14 +230,11 @@ WIDE_TABLE = f"<table><tr>{'<td>a cell of a table</td>' * 20}</tr></table>"
 PLANTED: list[tuple[str, set[str]]] = [
     (f'<img src="{PIXEL}" alt="a pixel">', set()),
     (WIDE_TABLE, {"too_wide"}),
-    # 4.48 on white, and the least that is enough
+    # 4.48 on white, and the smallest sufficient contrast
     ('<p style="color: #777">gray</p>', {"faint"}),
     ('<p style="color: #767676">gray</p>', set()),
     ('<p style="color: #0007">see-through</p>', {"faint"}),
-    (
-        "<details><summary>s</summary><p style='color: #999'>x</p></details>",
-        {"faint"},
-    ),
+    ("<details><summary>s</summary><p style='color: #999'>x</p></details>", {"faint"}),
     ('<p style="font-size: 11px">small</p>', {"small"}),
     (f'<img src="{PIXEL}">', {"no_alt"}),
     (f'<img src="{PIXEL}" alt=" ">', {"no_alt"}),

@@ -37,13 +37,13 @@ from minitrain.report.render import sentence
 from minitrain.report.studied import Expectation, Mismatch, bare_allreduce
 from minitrain.report.terminal import summary_lines
 
-# of a run without calibration, or whose last gradients were not seen
+# of a run without calibration, or without observed last gradients
 UNSPLIT = {"forward_ms": 20.0, "backward_ms": 75.0, "step_ms": 95.0}
 BUSY = provenance_of(1, load={"others_share": 0.4, "steal_share": 0.0})
 
 
 def with_account(f: Facts, **changes: Any) -> Facts:
-    """The same facts with other parts in the account of the largest run."""
+    """The same facts with other components in the account of the largest run."""
     return with_parts(f, ACCOUNT | changes)
 
 
@@ -54,7 +54,7 @@ def with_parts(f: Facts, account: dict[str, Any]) -> Facts:
 
 
 def with_interference(f: Facts, low: float) -> Facts:
-    """The same facts, where interference may be as low as ``low``."""
+    """The same facts with ``low`` as the lower bound of interference."""
     table = f.account.copy()
     where = (table["run"] == "gloo-2") & (table["part"] == "interference_ms")
     table.loc[where, "low_ms"] = low
@@ -121,15 +121,15 @@ def test_byte_equivalent() -> None:
     assert byte_equivalent(ladder_of(2)) is True
     assert byte_equivalent(ladder_of(1)) is None
     assert byte_equivalent(ladder_of(2) | {"replay": rung("breach", 1, 0.1)}) is False
-    # NaN has equal bytes and is equal to nothing
+    # NaN with equal bytes is not equal
     nan = rung("breach") | {"bytes_equal": True}
     assert byte_equivalent(ladder_of(2) | {"replay": nan}) is False
     assert byte_equivalent({}) is None
 
 
 def in_words(f: Facts, folder: Path) -> str:
-    """The sentences that depend on verdicts, speeds and times, and the five lines."""
-    names = ("same_headline", "equivalence", "headline", "speed_notes")
+    """All sentences that depend on the facts, and the five lines."""
+    names = ("same_headline", "equivalence", "counts", "headline", "speed_notes")
     names += ("account_headline", "account_notes", "losses_headline", "overview")
     run = f"gloo-{f.world_size}"
     texts = [sentence(name, f) for name in names]
@@ -161,7 +161,8 @@ def slow(others_wait_ms: float | None) -> dict[str, Any]:
     return {"timing": timing}
 
 
-# each with another verdict on bits, speed, time and stragglers
+ALONE = {"one_process": rung("not run")}
+# each with different verdicts on bits, speed, time and stragglers
 CASES: dict[str, Callable[[], Facts]] = {
     "proven": lambda: with_verdict("proven", **slow(9.7)),
     "proven in eval mode": lambda: with_account(
@@ -185,7 +186,7 @@ CASES: dict[str, Callable[[], Facts]] = {
     ),
     "busy while training": busy_while_training,
     "account that is not split": lambda: with_parts(
-        with_verdict("proven", speeds={"gloo_2": 21_000}), UNSPLIT
+        with_verdict("proven", speeds={"gloo_2": 21_000}, checks=ALONE), UNSPLIT
     ),
     "no account": lambda: with_parts(
         with_verdict("proven", **slow(None)), {"step_ms": None}
@@ -259,7 +260,7 @@ def test_metric_has_few_keys_that_mean_something() -> None:
     assert found["gloo-1"]["speedup_all_cores"] == pytest.approx(10 / 13, rel=0.01)
     times = ("step_p50_ms", "allreduce_p50_ms", "allreduce_p95_ms")
     assert [found["gloo-2"][key] for key in times] == [97.0, 12.5, 19.5]
-    # of 100 ms, 1.5 are waited and 10 communicated
+    # of 100 ms, 1.5 are waiting and 10 communication
     assert found["gloo-2"]["exposed_comm_pct"] == 10.0
     parts = {"forward_ms": 6.0, "wait_ms": 1.5, "comm_exposed_ms": 0.5}
     assert exposed_comm_pct(parts | {"step_ms": 8.0}) == 6.25
@@ -313,7 +314,7 @@ def test_a_study_applies_to_what_produced_it() -> None:
         found = studied(origin=origin(**changes))
         assert found.mismatch(provenance_of(2)) == why
     assert sentence("mismatch", Mismatch("n_layer", 2, 4)) == (
-        "its result was measured with n_layer 2, here it is 4"
+        "the result was measured with n_layer 2, but here it is 4"
     )
 
 
@@ -363,7 +364,7 @@ def test_bare_allreduce_is_of_this_machine_and_size() -> None:
 def test_bugs_are_counted_by_what_their_losses_show() -> None:
     assert sentence("bugs_headline", bugs()) == (
         "1 of 3 injected bugs left a loss curve that looks right; 2 were caught by the "
-        "check that is meant for them"
+        "check designed for them"
     )
 
 

@@ -1,4 +1,4 @@
-"""How numbers are written: rounded for a reader, never to something else."""
+"""Formatting of numbers: rounding never changes their meaning."""
 
 from minitrain.report.numbers import (
     capitalized,
@@ -26,6 +26,6 @@ def test_numbers_in_words() -> None:
 
 def test_ratio_that_is_not_one_does_not_read_as_one() -> None:
     assert times(1.64, 0.5) == ["1.64", "0.50"]
-    # all of them at the same precision
+    # all with the same precision
     assert times(1.004, 1.64) == ["1.004", "1.640"]
     assert times(0.9951) == ["0.995"]

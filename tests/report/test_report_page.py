@@ -37,6 +37,7 @@ from minitrain.core.errors import EvidenceError, UserError
 from minitrain.core.files import read_json, write_json
 from minitrain.core.params import load_params
 from minitrain.report.facts import Facts
+from minitrain.report.publish import TITLES
 from minitrain.report.publish import report as page_of
 from minitrain.report.render import escaped, markdown, sentence, table, to_html
 from stages import report
@@ -48,7 +49,7 @@ SHOWN = " ".join(NASTY.split())
 
 
 class Reader(HTMLParser):
-    """Collects the tags and the text of a page, and checks that tags are paired."""
+    """Collects tags and text of a page, and checks that tags are paired."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -94,7 +95,7 @@ def breach_page(text: str) -> Markup:
 
 
 def nasty_facts() -> Facts:
-    """A nasty text wherever one can come from people or machines."""
+    """Facts with a hostile text in every field of external origin."""
     ladder = ladder_of(2) | {"verdict": "proven", "rests_on": NASTY}
     ladder[NASTY] = rung("equal", detail=NASTY)
     machine = MACHINE | {"cpu": NASTY}
@@ -111,7 +112,7 @@ def test_html_escapes_everything(tmp_path: Path) -> None:
     read = Reader(to_html(page_of(nasty_facts()), pictures(tmp_path)))
     assert not {"script", "em", "a"} & {*read.tags}
     assert "e" not in read.texts
-    # of a check's name (twice) and detail, a verdict, two ranks, machine and strategy
+    # a check's name (twice) and detail, a verdict, two ranks, machine and strategy
     assert read.texts.count(SHOWN) == 8
     # the headline names the strategy
     words = [" ".join(str(one["alt"]).split()) for one in read.attributes_of("img")]
@@ -143,9 +144,9 @@ def test_html_carries_its_pictures_and_colors(tmp_path: Path) -> None:
     assert '<td class="near">≈ <' not in html
     assert '<td class="near">≈ 3.1e-06</td>' in html
     assert '<td class="absent">- not run</td>' in html
-    # a dash alone is an undefined value, no outcome
+    # a single dash is an undefined value, not an outcome
     assert "<td>-</td>" in html
-    # neither names of runs nor numbers with their units are broken at a line's end
+    # names of runs, and numbers with units, are not broken across lines
     assert '<span class="kept">gloo-2</span>' in html
     assert '(<span class="kept">100.0 ms</span>)' in html
 
@@ -166,6 +167,7 @@ def test_page_answers_its_questions(world_sizes: list[int]) -> None:
         "The same",
         "How fast",
         "Where does the time go",
+        "How was it checked",
         "Did they learn the same",
         "What would a bug look like",
         "And with more processes, other optimizers, other number types",
@@ -173,9 +175,11 @@ def test_page_answers_its_questions(world_sizes: list[int]) -> None:
         "What the words mean",
         "Machine and origin",
     ]
-    # each question has its answer beside it, and something to try
+    # each question has an answer, and something to try
     assert all(title.partition("? ")[2] for title in titles[:-2])
     assert text.count("\n**Try next:** ") == len(titles) - 2
+    # charts have titles of their own
+    assert not [one for one in TITLES.values() if one in " ".join(titles)]
     assert sentence("headline", f) in text
     for run in f.provenance:
         assert f"| {run} |" in text
@@ -187,12 +191,23 @@ def test_page_answers_its_questions(world_sizes: list[int]) -> None:
     assert ("The all-reduce of a step lasts" in text) == (max(world_sizes) > 1)
 
 
+def test_checks_are_grouped_by_question_and_folded_if_not_run() -> None:
+    own = {"replay_buffers": rung("not run", detail="none"), "mine": rung("equal")}
+    text = page_of(facts([2], equivalence={"gloo-2": ladder_of(2) | own}))
+    shown, _, folded = text.partition("not run here</summary>")
+    _, *groups = shown.split("\n| **")
+    assert "| ranks: " in next(one for one in groups if one.startswith("Do all ranks"))
+    assert groups[-1].startswith("Other checks** |  |\n| mine | = equal |\n")
+    assert "| replay_buffers: " not in shown
+    assert "against the replay | none |\n" in folded
+
+
 def test_studies_of_another_model_are_left_out() -> None:
     other = studied(origin=origin(model=MODEL | {"n_layer": 2}))
     f = facts([1, 2], ladder_study=other)
     text = page_of(f)
-    why = "its result was measured with n_layer 2, here it is 4"
-    assert f"left out: {why}" in text
+    why = "the result was measured with n_layer 2, but here it is 4"
+    assert f"not shown: {why}" in text
     assert "And with more processes" not in text
     assert "## And on two hosts?" in text
     assert f"torch 2.13.0+cpu. {UNCHANGED}" in text
@@ -219,7 +234,7 @@ def test_runs_on_gpus_have_a_row() -> None:
 
 
 def test_run_on_two_hosts_is_marked_wherever_it_is_named() -> None:
-    """Also in sentences.txt."""
+    """The sentences are in sentences.txt."""
     near, far = (
         page_of(f) for f in (facts([1, 2]), on_two_hosts(facts([1, 2]), "gloo-2"))
     )
@@ -228,8 +243,8 @@ def test_run_on_two_hosts_is_marked_wherever_it_is_named() -> None:
         assert (near.count(start) > 0, near.count(marked)) == (True, 0)
         assert (far.count(start), far.count(marked) > 0) == (0, True)
     # the study of all-reduces was on one host
-    assert "Alone, an all-reduce of" in near
-    assert "Alone, an all-reduce of" not in far
+    assert "In isolation, an all-reduce of" in near
+    assert "In isolation, an all-reduce of" not in far
     assert "Everything except gloo-2 (2 hosts) was measured on one machine," in far
 
 
@@ -240,9 +255,7 @@ def write(path: Path, content: Any) -> None:
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the data that are deps of the stage, for the default parameters;
-    nothing else, no code of other stages or studies.
-    """
+    """A folder with only the dependencies of the stage, for default parameters."""
     monkeypatch.chdir(tmp_path)
     shutil.copy(PARAMS_FILE, tmp_path)
     write(tmp_path / "data/baseline/provenance.json", provenance_of(1))
@@ -258,7 +271,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ranks = [{"first_text": f"Text {rank}."} for rank in range(world_size)]
         shards = tmp_path / f"data/shards/world-{world_size}"
         write(shards / "index.json", {"samples": 1234, "ranks": ranks})
-    # gloo-4 is left over from an earlier setting
+    # gloo-4 remains from an earlier setting
     sizes = {"gloo-1": 1, "gloo-2": 2, "gloo-4": 4}
     metrics = tmp_path / "metrics"
     ladders = {run: ladder_of(size) for run, size in sizes.items()}
@@ -321,7 +334,7 @@ def test_study_says_what_changed_since(project: Path) -> None:
         ("data/runs/gloo-2/provenance.json", '"sync"', '"s"', "json: damaged.*no sync"),
         ("metrics/account.csv", "20.0,", "2o.0,", "account.csv: damaged"),
         ("metrics/timing.json", "gloo-2", "gloo-3", "timing.json: damaged.*gloo-2"),
-        ("data/baseline/rounds.csv", "gloo-2,", "gloo-3,", "rounds or more of every"),
+        ("data/baseline/rounds.csv", "gloo-2,", "gloo-3,", "every arm needs at le"),
     ],
 )
 def test_damaged_files_are_one_line(
@@ -360,7 +373,7 @@ def test_command_does_what_the_stage_does(
 ) -> None:
     (project / "README.md").write_text("<!-- result -->\nold\n<!-- /result -->\n")
     report.main()
-    # README.md too: it is left alone
+    # includes README.md, which must not change
     made = {path: path.read_bytes() for path in project.rglob("*") if path.is_file()}
     for path in (project / "metrics").glob("*.png"):
         path.unlink()

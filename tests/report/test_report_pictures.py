@@ -1,4 +1,4 @@
-"""The pictures: they are drawn for every shape of result, and always the same."""
+"""Charts are drawn for every kind of result, with reproducible bytes."""
 
 import itertools
 from collections.abc import Iterator
@@ -16,13 +16,13 @@ from minitrain.report.pictures import draw_account, draw_losses, draw_scaling, s
 
 
 def texts(figure: Figure) -> list[str]:
-    """Every text in a figure: its own, and those of its axes."""
+    """All texts of a figure and its axes."""
     return [text.get_text() for text in [*figure.texts, *figure.axes[0].texts]]
 
 
 @pytest.fixture
 def drawn() -> Iterator[list[Figure]]:
-    """The figures that were saved during a test."""
+    """The figures saved during a test."""
     figures: list[Figure] = []
     original = canvas.save
 
@@ -86,7 +86,7 @@ def test_account_puts_a_negative_part_left_of_zero(
     draw_account({"gloo-1": account_of(1)}, "t", tmp_path / "one.png")
     legend = drawn[1].axes[0].get_legend()
     assert legend is not None
-    # of what is drawn alone
+    # only components that are drawn
     names = [text.get_text() for text in legend.get_texts()]
     parts = ["data", "forward", "backward", "interference", "exposed communication"]
     assert names == [*parts, "other", "optimizer"]
@@ -125,7 +125,7 @@ def test_equal_inputs_give_equal_bytes(tmp_path: Path) -> None:
         ([0, 5, 10], [0, 5, 10]),
         ([4, 4], [3.5, 4.5]),
         ([4, 4, 4], [3, 4, 5]),
-        # 1 and 1.5 part by 0.25 each; 9 stays
+        # 1 and 1.5 move by 0.25 each; 9 stays
         ([1, 1.5, 9], [0.75, 1.75, 9]),
     ],
 )

@@ -1,4 +1,4 @@
-"""README's result: made from the files that are published."""
+"""The result in README.md, generated from published files."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Five lines at the end of `make`: right words for every shape of result."""
+"""The five lines at the end of `make`, for every kind of result."""
 
 import json
 import re
@@ -21,7 +21,7 @@ WITNESSED = "proven: bits of a one-process replay, a witness agrees"
 
 
 def measured(world_sizes: list[int], *verdicts: str, **changes: Any) -> Facts:
-    """Facts whose runs are proven, or have these verdicts."""
+    """Facts of runs that are proven, or have the given verdicts."""
     told = verdicts or ("proven",) * len(world_sizes)
     ladders = {
         f"gloo-{w}": ladder_of(w) | {"verdict": verdict}
@@ -36,10 +36,10 @@ def with_speeds(all_cores: int, one: int) -> Facts:
 
 
 def said(folder: Path, found: Facts) -> dict[str, str]:
-    """The five lines, by their first word; none is longer than a terminal."""
+    """The five lines by their first word; each fits a terminal."""
     ok, lines = summary_lines(published(folder, found))
     assert ok
-    # the last has the path of a folder of the tests
+    # the last contains a path of the test
     assert max(map(len, lines[:-1])) <= 80
     words = dict(line.split(maxsplit=1) for line in lines)
     assert list(words) == ["Bits", "Speed", "Time", "Loss", "Report"]

@@ -1,4 +1,4 @@
-"""Made-up measurements in the formats of the stages, for the tests of the report."""
+"""Synthetic measurements in the formats of the stages, for tests of the report."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +14,7 @@ from minitrain.report.facts import Facts
 from minitrain.report.publish import manifest, summary
 from minitrain.report.studied import BYTES, DISTANCES, Hosts, Ladder
 
-# the keys of manifest.json in the order of the contract, whatever came of the runs
+# the keys of manifest.json in the order of the contract
 CONTRACT = [
     *("seed", "lab", "backend", "world_size", "model_params", "steps"),
     *("allreduce_p50_ms", "allreduce_p95_ms"),
@@ -56,7 +56,7 @@ ACCOUNT = {
 def rounds(
     speeds: dict[str, float], num_rounds: int = 20, noise: float = 0.01
 ) -> pd.DataFrame:
-    """Rounds in which every arm has its speed, apart from noise and a common drift."""
+    """Rounds with the given speeds, plus noise and a common drift."""
     rng = np.random.default_rng(1)
     rows = []
     for number in range(num_rounds):
@@ -72,7 +72,7 @@ def rounds(
 
 
 def arms(world_sizes: list[int], **speeds: float) -> dict[str, float]:
-    """Speed of every arm that ``world_sizes`` ask for; ``gloo_2=...`` overrides one."""
+    """Speeds of the arms for ``world_sizes``; ``gloo_2=...`` overrides one."""
     given = {
         name.replace("_", "-") if name.startswith("gloo") else name: speed
         for name, speed in speeds.items()
@@ -87,7 +87,7 @@ def arms(world_sizes: list[int], **speeds: float) -> dict[str, float]:
 
 
 def account_of(world_size: int) -> dict[str, Any]:
-    """An account; one process waits for no other."""
+    """A step account; one process does not wait."""
     if world_size > 1:
         return dict(ACCOUNT)
     alone = {part: ms for part, ms in ACCOUNT.items() if part != "wait_ms"}
@@ -95,7 +95,7 @@ def account_of(world_size: int) -> dict[str, Any]:
 
 
 def ladder_of(world_size: int) -> dict[str, Any]:
-    """Every rung that can be climbed; one rank, and the one process, lack peers."""
+    """All rungs; those that need a second rank or process are not run for one."""
     near = rung("within tolerance", 812, 3.1e-06, "allowed: 0.0003")
     alone = rung("not run", detail="it has no peer")
     several = world_size > 1
@@ -120,7 +120,7 @@ def rung(
     max_abs_diff: float | None = None,
     detail: str = "",
 ) -> dict[str, Any]:
-    """One rung; its bits are equal where the distance is 0, unknown without one."""
+    """One rung; bits are equal if the distance is 0, unknown without one."""
     return {
         "bytes_equal": None if max_ulp is None else max_ulp == 0,
         "max_ulp": max_ulp,
@@ -154,8 +154,8 @@ def timing_of(world_size: int) -> dict[str, Any]:
 
 
 def stragglers_of(world_size: int) -> dict[str, Any]:
-    """What a run says of its ranks: nobody is slow, and one rank has no others."""
-    alone = "one rank has no other that waits for it" if world_size == 1 else None
+    """Stragglers of a run: none, and undecided for one rank."""
+    alone = "with one rank, no other rank waits" if world_size == 1 else None
     return {
         "slow": [],
         "others_wait_ms": None,
@@ -219,24 +219,24 @@ HOSTS = pd.DataFrame(
 
 
 def studied(**changes: Any) -> Ladder:
-    """The study's ladder, made by the code, model and machine that are here."""
+    """The ladder of the study, with the current code, model and machine."""
     made = {"table": studied_ladder(), "origin": origin(), "model": MODEL}
     return Ladder(**made | {"since": UNCHANGED} | changes)
 
 
 def hosts(**changes: Any) -> Hosts:
-    """The study of two hosts, made by the same."""
+    """The study of two hosts, with the same."""
     made = {"table": HOSTS, "origin": origin(), "model": MODEL, "since": UNCHANGED}
     return Hosts(**made | changes)
 
 
 def origin(**changes: Any) -> dict[str, Any]:
-    """What both studies record of the code, model and machine that are here."""
+    """The recorded code, model and machine of both studies."""
     made = {"measured_at": "2026-01-01T02:03:04Z"}
     return {
         "model": MODEL,
         "train": {"learning_rate": 0.0003},
-        # of the study `network` alone
+        # only of the study `network`
         "noise_floor": 0.04,
         "allreduce_noise_floor": 0.02,
         "spread": 0.01,
@@ -259,7 +259,7 @@ def studied_collectives(**machine: Any) -> pd.DataFrame:
 
 
 def bugs() -> dict[str, Any]:
-    """What the study ``zoo`` leaves for the report, of three bugs."""
+    """The result of the study ``zoo``, with three bugs."""
     found = (
         ("sum_for_mean", "looks right", "replay", ["replay"]),
         ("other_data", "looks wrong", "data", ["data", "replay"]),
@@ -279,7 +279,7 @@ def bugs() -> dict[str, Any]:
 
 
 def on_two_hosts(measured: Facts, run: str) -> Facts:
-    """The same, but ``run`` was trained on two hosts."""
+    """The same facts with ``run`` trained on two hosts."""
     timing = {**measured.timing, run: {**measured.timing[run], "num_hosts": 2}}
     return replace(measured, timing=timing)
 
@@ -336,7 +336,7 @@ def facts(world_sizes: list[int], **changes: Any) -> Facts:
 
 
 def published(folder: Path, measured: Facts) -> Path:
-    """Write the results of ``measured`` as the stages do, for what reads files."""
+    """Write the results of ``measured`` in the files of the stages."""
     write_json(folder / "manifest.json", manifest(measured))
     write_json(folder / "summary.json", summary(measured))
     write_json(folder / "timing.json", dict(measured.timing))

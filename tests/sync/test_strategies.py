@@ -148,7 +148,7 @@ def test_buffers_dropout_and_accumulation(name: str, world_size: int) -> None:
     if "replay" in guarantees_of(name).promises:
         assert ladder.rungs["replay_buffers"].verdict == "equal"
     elif name == "fsdp":
-        assert "a witness computed the gradients" in ladder.rests_on
+        assert "witness confirms the gradients" in ladder.rests_on
 
 
 def wrong_on_rank_1(worker: Worker) -> None:

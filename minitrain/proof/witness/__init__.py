@@ -1,6 +1,5 @@
-"""The witness: what a run should have computed, by code that shares none of it.
+"""The witness: an independent check of a run, which shares no code with it.
 
-Nothing here imports anything of minitrain but the files of this folder, and nothing is
-taken from the run on trust but the states that its steps started from. Read ``record``
-and ``examine`` first.
+Files of this folder import nothing else from minitrain. The witness trusts the run only
+for the starting state of each sampled step. Read ``record`` and ``examine`` first.
 """

@@ -1,8 +1,8 @@
-"""Which samples form a batch and whose they are, read from the corpus itself.
+"""Samples of each batch and rank, determined from the corpus itself.
 
-A sample is a boundary byte, its text in UTF-8, a boundary byte; what is longer than a
-block is split or cut. The witness knows a sample by its content: the start of the
-SHA-256 of the row of ids and the row of labels that a model must be given.
+A sample is a boundary byte, its text in UTF-8, and a boundary byte; longer ones than a
+block are split or cut. The witness identifies a sample by its content: the start of the
+SHA-256 of the row of ids and the row of labels that the model receives.
 """
 
 import hashlib
@@ -40,38 +40,38 @@ Batch = dict[str, Tensor]
 
 
 class Corpus:
-    """The samples of a corpus.jsonl, as params.yaml says they are cut."""
+    """The samples of a corpus.jsonl, split or cut as configured in params.yaml."""
 
     def __init__(self, corpus: Path, params: Path) -> None:
         self.path, self.params = corpus, YAML(typ="safe").load(params)
         self.block = self.params["model"]["block_size"]
         named = [(self.name(sample), len(sample) - 1) for sample in self.samples()]
-        # over lengths and tokens, as the shards have it
+        # of lengths and tokens, as in the index of the shards
         digest = hashlib.sha256(np.array([n + 1 for _, n in named], np.int64).tobytes())
         for sample in self.samples():
             digest.update(sample)
         self.digest = int(digest.hexdigest()[:16], 16)
         self.names = np.array([name for name, _ in named], np.uint64)
         self.targets = np.array([targets for _, targets in named])
-        # contents that occur, where each is first, and which one each sample has
+        # distinct contents, the index of the first of each, and the content of a sample
         self.known, self.first, self.place = np.unique(
             self.names, return_index=True, return_inverse=True
         )
 
     def samples(self) -> Iterator[bytes]:
-        """Every sample, in order."""
+        """Yield every sample, in order."""
         split = self.params["shard"]["long_samples"] == "split"
         with open(self.path, encoding="utf-8") as lines:
             for line in filter(str.strip, lines):
                 rest = BOUNDARY + json.loads(line)["text"].encode() + BOUNDARY
                 yield rest[: self.block]
                 while split and len(rest) > self.block:
-                    # the last token of a piece is the first of the next
+                    # consecutive chunks share one token
                     rest = rest[self.block - 1 :]
                     yield rest[: self.block]
 
     def name(self, sample: bytes) -> int:
-        """The start of the SHA-256 of its row of ids and its row of labels."""
+        """Return the start of the SHA-256 of its row of ids and its row of labels."""
         tokens = np.frombuffer(sample, np.uint8)
         rows = np.zeros((2, self.block), np.int64)
         rows[1] = PADDING
@@ -79,7 +79,7 @@ class Corpus:
         return int.from_bytes(hashlib.sha256(rows.tobytes()).digest()[:8])
 
     def batch(self, samples: list[bytes]) -> Batch:
-        """What a model must be given: ids padded with 0, labels with -100."""
+        """Return the inputs of a model: ids padded with 0, labels with -100."""
         ids = torch.zeros(len(samples), self.block, dtype=torch.int64)
         labels = torch.full_like(ids, PADDING)
         for row, sample in enumerate(samples):
@@ -88,7 +88,7 @@ class Corpus:
         return {"input_ids": ids, "labels": labels}
 
     def batches(self, record: Record) -> dict[int, Batch]:
-        """The batches of the sampled steps and the probe, by their samples' names."""
+        """Build the batches of the sampled steps and the probe from recorded names."""
         probed = [row["step"] for row in record.kind("probe")]
         fed: dict[int, list[int]] = {step: [] for step in (*record.steps(), *probed)}
         for row in record.kind("fed"):
@@ -102,9 +102,7 @@ class Corpus:
     def task(
         self, world_size: int, wire: torch.dtype | None, section: Any = None
     ) -> Task:
-        """What params.yaml asks for of a run with so many ranks; ``section`` is what
-        the model's factory is given.
-        """
+        """Return a run's settings; ``section`` is the argument of the factory."""
         train, model = self.params["train"], self.params["model"]
         count, size = len(self.names), train["global_batch_size"]
         per_epoch = -(-count // size)
@@ -124,12 +122,12 @@ class Corpus:
         )
 
     def data_rung(self, task: Task, record: Record) -> Rung:
-        """Each sample once an epoch, sample i at rank i % W, batches of the right size
-        with the right number of targets, and in each epoch another order.
+        """Require each sample once per epoch, sample i on rank i % W, batches of the
+        right size and number of targets, and a different order in each epoch.
         """
         count, size = len(self.names), self.params["train"]["global_batch_size"]
         per_epoch = -(-count // size)
-        # how often a content is in the corpus, for each rank, less what was read
+        # per rank, copies of each content in the corpus that were not read yet
         left = np.zeros((task.world_size, len(self.known)), np.int64)
         owner = np.arange(count) % task.world_size
         epochs: list[list[str]] = []
@@ -150,21 +148,21 @@ class Corpus:
             if not wrong and len(everyone) != expected:
                 wrong = f"a batch of {len(everyone)} samples"
             return wrong or (
-                "the epoch left samples out" if last and left.any() else ""
+                "samples are missing in this epoch" if last and left.any() else ""
             )
 
         found = data_rung(task, record, wrong_at)
         if found["verdict"] == "passed" and self._comes_again(epochs, size):
-            return rung("breach", "an epoch has the order of one before it")
+            return rung("breach", "an epoch repeats the order of an earlier one")
         return found
 
     def _comes_again(self, epochs: list[list[str]], size: int) -> bool:
-        # where that is no chance: of less than 2^-40, and not of a corpus that says the
-        # same again and again
+        # only if chance is ruled out: a probability below 2^-40, and a corpus without
+        # many duplicates
         if 2 * len(self.known) < len(self.names):
             return False
         for one, other in itertools.combinations(epochs, 2):
-            # each column of a batch is shuffled by itself
+            # each column of a batch is shuffled independently
             orders = math.lgamma(len(one) + 1) - math.lgamma(len(one) - len(other) + 1)
             likely = orders * min(size, len(self.names)) < 40 * math.log(2)
             if not likely and one[: len(other)] == other:
@@ -177,18 +175,18 @@ class Corpus:
             where = np.searchsorted(self.known, names).clip(max=len(self.known) - 1)
             rank = f"rank {row['rank']}"
             if (self.known[where] != names).any():
-                return f"{rank} computed what is no sample of the corpus"
-            # what was read is taken from what is left
+                return f"{rank} computed a sample that is not in the corpus"
+            # subtract the samples that were read
             np.subtract.at(left[row["rank"]], where, 1)
             if (left[row["rank"]][where] < 0).any():
-                return f"{rank} read a sample again, or one that is not its own"
+                return f"{rank} read a sample twice, or one of another rank"
             if self.targets[self.first[where]].sum() != fed_targets(row):
                 return f"{rank} counts {fed_targets(row)} targets"
         return ""
 
 
 def build(model: Mapping[str, Any], section: Any) -> nn.Module:
-    """The model that ``model.factory`` makes, from its file or module."""
+    """Build the model with ``model.factory``, from its file or module."""
     module_name, _, name = model["factory"].rpartition(":")
     if module_name:
         module = importlib.import_module(module_name)
@@ -197,7 +195,7 @@ def build(model: Mapping[str, Any], section: Any) -> nn.Module:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    # dataclasses look their module up by name
+    # dataclasses look up their module by name
     sys.modules[spec.name] = module
     beside = _Beside(Path(model["file"]).resolve().parent)
     sys.meta_path.insert(0, beside)
@@ -209,12 +207,12 @@ def build(model: Mapping[str, Any], section: Any) -> nn.Module:
 
 
 class _Beside(MetaPathFinder):
-    """Finds what a model's file imports from beside it."""
+    """Finder for imports of a model's file from its own folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = str(folder)
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
         spec = None if path else PathFinder.find_spec(fullname, [self.folder])
-        # a mere folder must not hide a package of its name that is installed
+        # a namespace folder must not hide an installed package of the same name
         return spec if spec and spec.loader else None

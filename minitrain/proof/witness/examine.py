@@ -1,4 +1,4 @@
-"""The witness examines a run: of the pipeline, or of any batches."""
+"""Examination of a run by the witness: of the pipeline, or on any batches."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -40,9 +40,10 @@ def examine_run(
     exact: bool = True,
     section: Any = None,
 ) -> dict[str, Rung]:
-    """Examine a run of the pipeline, by the corpus and params.yaml. Gradients
-    that are approximations by design (not ``exact``) are not compared; ``wire`` is what
-    they are rounded to on their way, ``section`` what the model's factory is given.
+    """Examine a run of the pipeline, given its corpus and params.yaml.
+
+    Gradients are compared only if ``exact``, not approximations by design. ``wire`` is
+    the type in which they are sent, ``section`` the argument of the model's factory.
     """
     samples = Corpus(corpus, params)
     task = samples.task(world_size, wire, section)
@@ -56,7 +57,7 @@ def examine_run(
 def examine_batches(
     task: Task, batches: Sequence[Any], record: Record, *, exact: bool = True
 ) -> dict[str, Rung]:
-    """Examine a run over ``batches``, from the first again when they end."""
+    """Examine a run over ``batches``, which restart at the first when they end."""
     sizes = [len(tensors_of(batch)[0]) for batch in batches]
     smaller = next((i for i, size in enumerate(sizes) if size < sizes[0]), None)
     (first,) = names_of(chosen(batches[0], [0]))
@@ -68,13 +69,13 @@ def examine_batches(
     def batch_of(step: int) -> Any:
         return batches[step % len(batches)]
 
-    # all batches are looked at
+    # batches that no sampled step has
     others = {*range(min(task.num_steps, len(batches)))} - {*record.steps()}
     return {"witness_data": data} | numbers(task, record, batch_of, exact, others)
 
 
 def _cut_rung(task: Task, batches: Sequence[Any], record: Record) -> Rung:
-    # rank r computed every W-th sample of each batch, from r on, and counts its targets
+    # rank r must compute every W-th sample of each batch, from r on, and count targets
     def wrong_at(step: int, rows: Sequence[Mapping[str, Any]], ledger: Any) -> str:
         batch = batches[step % len(batches)]
         parts = cuts(batch, task.world_size)
@@ -82,7 +83,7 @@ def _cut_rung(task: Task, batches: Sequence[Any], record: Record) -> Rung:
             part = parts[rank] if rank < len(parts) else []
             names = names_of(part)
             if sorted(fed_names(row)) != sorted(names):
-                return f"rank {rank} read other samples"
+                return f"rank {rank} read different samples"
             said, right = fed_targets(row), task.count(part) if names else 0
             if said != right:
                 return f"rank {rank} counts {said} targets"
@@ -100,22 +101,22 @@ def numbers(
     exact: bool,
     others: Iterable[int] = (),
 ) -> dict[str, Rung]:
-    """Examine what does not depend on where batches come from. Of ``others``, which are
-    no sampled steps, the batches are compared with their parts.
+    """Examine everything that does not depend on the source of batches. For the steps
+    ``others``, which are not sampled, only batches and their slices are compared.
     """
     model = built(task)
     found: dict[str, Rung] = {"witness_hashes": hashes_rung(task, model, record)}
-    # what follows needs a record that is whole
+    # the remaining rungs need a complete record
     if found["witness_hashes"]["verdict"] == "breach":
         return found
     if any(tensor.is_complex() for tensor in record.tensors.values()):
-        why = "the witness does not know complex numbers"
+        why = "the witness does not support complex numbers"
         return found | {"witness_step": rung("not run", why)}
     found["witness_step"] = step_rung(task, record)
     with torch.random.fork_rng(devices=[]):
         computer = Computer(task, model, record, batch_of)
         if not repeats(computer):
-            why = "the same pass twice differs: a state that state_dict does not have?"
+            why = "two equal passes differ: a state that is not in state_dict?"
             return found | {"witness_gradients": rung("not run", why)}
         known: dict[int, Asked] = {}
         training = training_rungs(computer, known)
@@ -135,14 +136,14 @@ def numbers(
         ):
             for name in () if task.whole or _tells_apart(record, steps) else names:
                 if found.get(name, {}).get("verdict") == "within tolerance":
-                    why = "parts have equal targets in the steps compared, not in all"
+                    why = "slices have equal targets in the compared steps only"
                     found[name] = rung("not run", why)
         return found
 
 
 def _tells_apart(record: Record, steps: list[int]) -> bool:
-    # whether those steps would show a mean of means, if any step would: of ranks, of
-    # shards or of the parts of one
+    # true if ``steps`` would reveal a mean of means (of ranks, shards, micro-batches),
+    # or if no step would
     targets: dict[tuple[int, int], Counter[Any]] = defaultdict(Counter)
     for row in record.kind("fed"):
         for number, part in enumerate(row["parts"]):

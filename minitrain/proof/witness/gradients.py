@@ -1,9 +1,9 @@
-"""The run's losses and gradients against those of the mean over a whole batch.
+"""Comparison of a run's losses and gradients with the mean over the whole batch.
 
-What rounding may do is measured and not guessed: the same gradient in the run's own
-precision, from states one unit in the last place away and with the batch cut otherwise,
-is so far from float64 in each tensor. ``FACTOR`` times that is allowed, and a wrong
-gradient is off by thousands. Where training draws random numbers, draws are compared.
+The limit is measured, not guessed: the distance to float64 of the same gradient in the
+run's own precision, from states one unit in the last place away and with other slices
+of the batch. ``FACTOR`` times that is allowed per tensor; a wrong gradient is off by
+thousands. If training draws random numbers, several draws are compared.
 """
 
 from collections.abc import Mapping
@@ -36,20 +36,20 @@ from minitrain.proof.witness.record import (
 )
 
 FACTOR = 16
-# more noise than this share of the gradient judges nothing
+# with more noise, as a share of the gradient, nothing is judged
 NOISE = 0.5
-# up to this much it must still be about the right one along it
+# up to this much noise, its projection on the right gradient must still be close to 1
 ALONG_NOISE, ALONG = 8.0, 0.4
-# of the largest gradient, where numbers have 16 bits: of a true zero something is left
+# share of the largest gradient by which 16-bit numbers may miss an exact zero
 SIXTEEN_BIT_FLOOR = 1e-4
-# first few draws, and many where a few would refuse; standard deviations of them
+# draws, more of them before a breach, and allowed standard deviations
 NUM_DRAWS, MANY_DRAWS, DEVIATIONS = 8, 256, 8
-# of a gradient: many draws of all elements would not fit in memory
+# elements kept of each draw of a gradient, which bounds memory
 NUM_ELEMENTS = 65536
 
 
 def repeats(computer: Computer) -> bool:
-    """Return whether the same pass from the same state gives the same again."""
+    """Return whether two passes from the same state give the same result."""
     given = computer.record.of(0, "before"), computer.groups_of(0)
     try:
         one, other = (
@@ -58,14 +58,14 @@ def repeats(computer: Computer) -> bool:
         )
         return not one.far_from(other) > 0
     except RuntimeError:
-        # who asks for the gradients says why not
+        # the comparison of gradients reports the reason
         return True
 
 
 def probe_rungs(computer: Computer, mean: Rung) -> dict[str, Rung]:
-    """Compare in eval mode, where the loss of a sample depends on no random number: the
-    run's gradient with that of the whole batch, never with that of the parts. ``mean``
-    is what was found of batches and their parts.
+    """Compare the run's gradient in eval mode, without random numbers, with the
+    gradient of the whole batch (never of its slices). ``mean`` is the rung on batches
+    and their slices.
     """
     record = computer.record
     for row in record.kind("no probe"):
@@ -90,7 +90,7 @@ def probe_rungs(computer: Computer, mean: Rung) -> dict[str, Rung]:
     except Exception as error:
         return every("not run", f"in eval mode {failure(error)}")
     if asked.found and asked.found["verdict"] != FINE:
-        # what eval mode alone does is no fault of the training that was seen
+        # an effect of eval mode only is not a fault of training
         verdict = "not run" if mean["verdict"] == FINE else asked.found["verdict"]
         return every(verdict, asked.found["detail"])
     return {names[name]: _probed(computer, row, whole) for name, row in rows.items()}
@@ -106,22 +106,23 @@ def _probed(computer: Computer, row: Mapping[str, Any], whole: Pass) -> Rung:
     except RuntimeError as error:
         return rung("not run", f"in {bits} {str(error)[:100]}")
     if one.far_from(other) > 0:
-        return rung("not run", "in eval mode too the loss is a random number")
+        return rung("not run", "the loss is random in eval mode too")
     found = Pass(row["loss"], computer.record.of(name, "gradients"))
     compared = _compare(computer.task, f"the {name}", found, whole, noise, bits)
     return compared if isinstance(compared, dict) else largest(compared).rung()
 
 
 def training_rungs(computer: Computer, known: dict[int, Asked]) -> dict[str, Rung]:
-    """Compare the sampled steps. Where the loss of a sample depends on nothing else,
-    with the whole batch; where it depends on its part of the batch (batch norm), with
-    the parts; where on random numbers, only how far those carry it. ``known`` gets what
-    was found of batches and their parts on the way, by step.
+    """Compare the sampled steps with the whole batch.
+
+    If the loss of a sample depends on the rest of its slice (batch norm), they are
+    compared with the slices; if on random numbers, with the spread of draws. Results on
+    batches and their slices are added to ``known``, by step.
     """
     names = ("witness_gradients", "witness_loss")
     bits, record = computer.task.precision, computer.record
     try:
-        # a random number, used or not: one that did not matter this time may the next
+        # any draw counts: one without an effect now may have one in the next step
         random = any(
             computer.own_precision(
                 record.of(step, "before"), computer.groups_of(step), bits, False
@@ -139,7 +140,7 @@ def training_rungs(computer: Computer, known: dict[int, Asked]) -> dict[str, Run
     for step in record.steps():
         found = Pass(record.losses[step], record.of(step, "gradients"))
         if bits == "fp16" and not found.is_finite():
-            # the scaler leaves such a step out, as step_rung has seen
+            # the scaler skips such a step, which step_rung checks
             continue
         state = record.of(step, "before")
         right, alone = _right(computer, step, state, known)
@@ -155,7 +156,7 @@ def training_rungs(computer: Computer, known: dict[int, Asked]) -> dict[str, Run
         else:
             refused.append(one)
     if not compared and not refused:
-        why = "every sampled step has overflowed"
+        why = "every sampled step overflowed"
         return dict.fromkeys(names, rung("not run", why))
     rungs = [largest(gaps).rung() for gaps in zip(*compared, strict=True)]
     wrong = [one for one in rungs if one["verdict"] == "breach"]
@@ -167,9 +168,9 @@ def training_rungs(computer: Computer, known: dict[int, Asked]) -> dict[str, Run
 def _right(
     computer: Computer, step: int, state: State, known: dict[int, Asked]
 ) -> tuple[Pass, bool]:
-    # what training without random numbers computes, and whether the loss of each sample
-    # depends on that sample alone. If not, the parts count: batch norm differs by
-    # design, and of anything else ``witness_mean`` gives the cause
+    # the right result of training without random numbers, and whether the loss of each
+    # sample depends on that sample only. If not, slices are used: batch norm differs by
+    # design, and ``witness_mean`` reports any other cause
     if not any(isinstance(one, _BatchNorm) for one in computer.own.modules()):
         whole, known[step] = ask(computer, step, state, evaluate=False)
         found = known[step].found
@@ -190,13 +191,13 @@ def _rounding(
     bits: str,
     evaluate: bool,
 ) -> Pass:
-    # how far from ``right`` the run's own precision is, one unit away
+    # the distance from ``right`` in the run's own precision, from a start one unit away
     loss, far = 0.0, dict.fromkeys(right.gradients, 0.0)
     ranks, batch = computer.task.world_size, computer.batch_of(step)
     for seed, number in enumerate((1, max(2, ranks), ranks)):
         groups: Groups = computer.groups_of(step)
         if alone and not computer.task.whole:
-            # the parts that the mean was asked for
+            # the slices used for the mean
             groups = [[part] for part in cuts(batch, number)]
         start = computer.nudged(state, seed)
         one = computer.own_precision(start, groups, bits, evaluate)
@@ -210,20 +211,20 @@ def _rounding(
 def _compare(
     task: Task, where: str, found: Pass, right: Pass, noise: Pass, bits: str
 ) -> tuple[Gap, Gap] | Rung:
-    # of the gradients and of the loss; or a rung, where nothing can be compared
+    # gaps of gradients and loss, or a rung if they cannot be compared
     if not right.is_finite():
         return rung("breach", f"{where}: the loss or its gradient is not finite")
     share = noise.largest() / (right.largest() + 1e-300)
     if not FACTOR * share <= NOISE:
-        # a gradient that is not even about the right one along it is wrong anyway
+        # noise does not excuse a wrong projection on the right gradient
         wanted = right.flat(right)
         along = float(found.flat(right).double() @ wanted / (wanted @ wanted))
         if share * FACTOR < ALONG_NOISE and not 1 - ALONG <= along <= 1 + ALONG:
-            why = f"along the right gradient it is {along:.3g} of it"
+            why = f"its projection on the right gradient is {along:.3g} of it"
             return rung("breach", f"{where}: {why}")
         return rung("not run", f"{where}: rounding is as large as the gradient")
     if bits in SIXTEEN_BITS and found.far_from(right) < share / 99:
-        return rung("breach", f"{where} is finer than {bits} can be")
+        return rung("breach", f"{where} is more precise than {bits} allows")
     said, wanted = torch.tensor([found.loss, right.loss], dtype=torch.float64)
     allowed = FACTOR * (noise.loss + noise.unit * abs(right.loss))
     loss = compare(said, wanted, allowed, f"{where}: loss {found.loss:.6g}")
@@ -243,9 +244,7 @@ def _compare(
 
 
 def spread_rung(computer: Computer) -> Rung:
-    """Compare the loss, the gradient along its mean and its distance from it with what
-    draws of random numbers do to them; and with eval mode. This refutes only.
-    """
+    """Compare loss and gradient with random draws and eval mode; may only refute."""
     worst, record = NO_GAP, computer.record
     steps = record.steps()
     for step in dict.fromkeys((steps[-1], steps[0])):
@@ -254,13 +253,13 @@ def spread_rung(computer: Computer) -> Rung:
             continue
         found = _spread(computer, step, claim, NUM_DRAWS)
         if found.share > 1:
-            # what is drawn rarely is missing among few
+            # a rare draw may be missing among few
             found = _spread(computer, step, claim, MANY_DRAWS)
         if found.share < 0:
             return rung("not run", f"step {step}: some draws change nothing")
         worst = largest([worst, found])
     if worst.share < 0:
-        return rung("not run", "every sampled step has overflowed")
+        return rung("not run", "every sampled step overflowed")
     return worst.rung()
 
 
@@ -302,5 +301,5 @@ def _spread(computer: Computer, step: int, claim: Pass, number: int) -> Gap:
         return largest(gaps)
     nearest = float((flat - still).norm(dim=1).min())
     if float((said - still).norm()) < nearest / 100:
-        return Gap(torch.inf, torch.inf, f"step {step}: as in eval mode")
+        return Gap(torch.inf, torch.inf, f"step {step}: equal to eval mode")
     return largest(gaps)

@@ -1,8 +1,8 @@
-"""A batch's loss and gradient against the mean of its parts', by their targets.
+"""Comparison of a batch with the mean of its slices, weighted by their targets.
 
-And against buffers in which a forward pass remembers its samples: a queue of samples,
-or a moving average of them, is another on each rank, and several ranks train otherwise
-than one process where the loss depends on it.
+It also finds buffers in which a forward pass remembers samples. A queue of samples, or
+a moving average of them, differs between ranks; if the loss depends on it, several
+ranks train differently from one process.
 """
 
 from collections.abc import Iterable
@@ -15,21 +15,21 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from minitrain.proof.witness.passes import Computer, Pass, State, failure
 from minitrain.proof.witness.record import Rung, Tensors, cuts, rung
 
-# what is no mean, or no function of its samples, is farther from one; a model that
-# computes partly in float32 comes as near as 2e-7
+# anything but a mean of its samples is farther away; a model that computes partly in
+# float32 comes as close as 2e-7
 CLOSE = {torch.float64: 1e-6, torch.float32: 1e-3}
 FINE = "within tolerance"
-# parts whose weights a message names, and buffers
+# number of slices whose weights a message shows, and of buffers that it names
 SHOWN, SHOWN_BUFFERS = 4, 3
 UNSEEN = (
-    "training draws random numbers that are no dropout: what it does to the loss of a "
-    "sample was not seen"
+    "training draws random numbers other than dropout, so its effect on the loss of a "
+    "sample was not observed"
 )
 
 
 class Asked(NamedTuple):
-    """Result for a batch: what was ``found`` of its parts, None if no two have targets,
-    and whether a pass ``drew`` random numbers.
+    """Result for a batch: the rung ``found`` for its slices, None if no two have
+    targets, and whether a pass ``drew`` random numbers.
     """
 
     found: Rung | None
@@ -40,11 +40,13 @@ def mean_rungs(
     computer: Computer, others: Iterable[int], known: dict[int, Asked]
 ) -> dict[str, Rung]:
     """Compare the batches of all sampled steps, and of ``others`` from the final state,
-    with their parts: in training (``known`` of some steps), or in eval mode where
-    training draws what cannot be left out. What one seed did not draw another may.
+    with their slices.
+
+    This is done in training mode (``known`` for some steps), or in eval mode if
+    training draws random numbers that cannot be disabled.
     """
     if computer.task.whole:
-        why = "the forward pass communicates: no batch is cut"
+        why = "the forward pass communicates, so batches are not cut"
         return {"witness_mean": rung("not run", why)}
     record = computer.record
     states = [(step, record.of(step, "before")) for step in record.steps()]
@@ -68,7 +70,7 @@ def mean_rungs(
 
 
 def _farthest(asked: Iterable[Asked]) -> tuple[Rung, bool]:
-    # the first batch that is not the mean of its parts, or the farthest one
+    # the first batch that is not the mean of its slices, or the one farthest from it
     worst, drew = -1.0, False
     for one in asked:
         drew |= one.drew
@@ -77,23 +79,23 @@ def _farthest(asked: Iterable[Asked]) -> tuple[Rung, bool]:
                 return one.found, drew
             worst = max(worst, one.found["max_abs_diff"])
     if worst < 0:
-        return rung("not run", "no batch has two parts with targets"), drew
-    return rung(FINE, "each batch is the mean of its parts", worst), drew
+        return rung("not run", "no batch has two slices with targets"), drew
+    return rung(FINE, "each batch is the mean of its slices", worst), drew
 
 
 def ask(
     computer: Computer, step: int, state: State, evaluate: bool
 ) -> tuple[Pass, Asked]:
-    """Compare one batch with the parts that the ranks computed, or with its halves: in
-    training without dropout, and with batch norm as in eval mode, since its statistics
-    of a part differ from those of the whole by design; or in eval mode. The first is
-    the pass over the whole batch.
+    """Compare one batch with the slices that the ranks computed, or with its halves.
+
+    Training mode has no dropout, and batch norm as in eval mode, since its statistics
+    of a slice differ by design. Also returns the pass over the whole batch.
     """
     task, batch = computer.task, computer.batch_of(step)
     own = [part for group in computer.groups_of(step) for part in group]
     if len(own) < 2 and not task.whole:
         own = cuts(batch, 2)
-    # those that have targets, each from the same buffers
+    # slices with targets, each from the same buffers
     parts = [[part] for part in own if task.count(part)]
 
     def exact(*groups: list[Any]) -> Pass:
@@ -107,14 +109,14 @@ def ask(
     if not (whole.is_finite() and shares.is_finite()):
         found = rung("breach", "the loss or its gradient is not finite")
     elif apart <= CLOSE[computer.type]:
-        found = rung(FINE, "a batch is the mean of its parts", apart)
+        found = rung(FINE, "a batch is the mean of its slices", apart)
     else:
         counts = [float(task.count(part)) for (part,) in parts]
         each = [exact(part) for part in parts]
         wrong = _wrong_weights(whole, each, counts, CLOSE[computer.type])
         if wrong:
-            why = f"parts of the batch of step {step} have the weights {wrong}"
-            why = f"the loss is no mean over the targets: {why}"
+            why = f"slices of the batch of step {step} have the weights {wrong}"
+            why = f"the loss is not a mean over the targets: {why}"
             found = rung("breach", f"{why}; is it a mean over what is counted?", apart)
         else:
             mode = "in eval mode" if evaluate else "in training"
@@ -128,7 +130,7 @@ def ask(
 def _wrong_weights(
     whole: Pass, each: list[Pass], counts: list[float], close: float
 ) -> str:
-    # the weights that the parts have instead of those by their targets, if any
+    # the weights of the slices, if they differ from their shares of the targets
     targets = torch.tensor(counts, dtype=torch.float64)
     by_count = targets / targets.sum()
     matrix = torch.stack([one.flat(whole) for one in each], 1)
@@ -146,8 +148,8 @@ def _wrong_weights(
 
 
 def buffers_rung(computer: Computer) -> Rung | None:
-    """Compare the buffers that two ranks leave after a pass from one state, and the
-    loss and gradient of one part from each; None where no buffer may change.
+    """Compare the buffers of two ranks after a pass from one state, and the loss and
+    gradient of one slice with each of them; None if no buffer can change.
     """
     names, record = _own_buffers(computer.own), computer.record
     step = record.steps()[-1]
@@ -177,7 +179,7 @@ def buffers_rung(computer: Computer) -> Rung | None:
 
 def _own_buffers(model: nn.Module) -> list[str]:
     kept = model.state_dict().keys()
-    # not the statistics of batch norm
+    # statistics of batch norm are excluded
     statistics = {
         id(getattr(module, name))
         for module in model.modules()

@@ -1,4 +1,4 @@
-"""The optimizer's step, from a recorded state and gradient."""
+"""Check of the optimizer's step, from a recorded state and gradient."""
 
 from collections.abc import Iterator
 
@@ -18,19 +18,19 @@ from minitrain.proof.witness.record import (
 # torch's defaults (torch.optim.AdamW)
 BETA1, BETA2, EPSILON, WEIGHT_DECAY = 0.9, 0.999, 1e-8, 1e-2
 ZERO = torch.zeros(())
-# elements that are computed at a time: of more, torch starts threads for each operation
+# elements computed at a time: with more, torch starts threads for each operation
 PIECE = 1 << 15
 
 
 def step_rung(task: Task, record: Record) -> Rung:
-    """The recorded next state against the optimizer's step from the recorded state and
-    gradient. A parameter is rounded twice in a step, the terms of the step at most
-    eight times: that many units in the last place of each are allowed.
+    """Compare the recorded next state with the optimizer's step from the recorded state
+    and gradient. A step rounds the parameter twice and its terms at most eight times,
+    so that many units in the last place of each are allowed.
     """
     worst: list[Gap] = []
     for step in record.steps():
         gradients = record.of(step, "gradients")
-        # a scaler leaves out a step that has overflowed
+        # a scaler skips a step that overflowed
         left_out = task.precision == "fp16" and not all(
             bool(gradient.isfinite().all()) for gradient in gradients.values()
         )
@@ -49,7 +49,7 @@ def _count_is_wrong(task: Task, record: Record, step: int) -> str:
     moments = record.of(step, "moments")
     counts = [float(t) for key, t in moments.items() if key.endswith("/step")]
     most = max(counts, default=0.0)
-    # how many steps a scaler has left out is not recorded
+    # the number of steps that a scaler skipped is not recorded
     if task.precision != "fp16" and most != step:
         return f"the optimizer has taken {most:.0f} steps"
     for name in record.of(step, "gradients"):
@@ -61,8 +61,8 @@ def _count_is_wrong(task: Task, record: Record, step: int) -> str:
 
 
 def _steps_seen(record: Record, name: str, step: int, precision: str) -> int:
-    # the steps before that were surely taken of a parameter: with a scaler, those after
-    # which it was another
+    # earlier steps known to have updated a parameter: with a scaler, those that changed
+    # its value
     rows = {row["step"]: row for row in record.kind("tensors") if row["rank"] == 0}
     seen = 0
     for one, row in rows.items():
@@ -74,7 +74,7 @@ def _steps_seen(record: Record, name: str, step: int, precision: str) -> int:
 
 
 def _moments(record: Record, step: int) -> Iterator[Gap]:
-    # where the next step is sampled too: its moments are those that this one left
+    # if the next step is sampled too, its moments before are this step's moments after
     gradients, moments = record.of(step, "gradients"), record.of(step, "moments")
     later = record.of(step + 1, "moments")
     for name, gradient in gradients.items() if step + 1 in record.steps() else ():
@@ -95,7 +95,7 @@ def _moments(record: Record, step: int) -> Iterator[Gap]:
 def _next(
     task: Task, record: Record, step: int, name: str, gradient: Tensor | None
 ) -> Iterator[Gap]:
-    # without a gradient it must be as it was
+    # a parameter without a gradient must not change
     kept = record.tensors
     before, after = (kept[f"{step}/{kind}/{name}"] for kind in ("before", "after"))
     m, v, taken = (
@@ -113,8 +113,8 @@ def _next(
 
 
 def _pieces(first: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    # the same part of tensors of one shape, or of no dimension, which stand for all
-    # elements: small enough to stay in a processor's cache
+    # matching chunks of tensors of one shape; scalars stand for all elements. Small
+    # enough for a processor's cache
     parts = [
         (t.flatten() if t.dim() else t.expand(first.numel())).split(PIECE)
         for t in (first.reshape(-1), *others)
@@ -126,8 +126,8 @@ def _pieces(first: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
 def next_value(
     task: Task, w: Tensor, g: Tensor, m: Tensor, v: Tensor, t: float
 ) -> tuple[Tensor, Tensor]:
-    """Compute parameter w after step number t with gradient g, from moments m and v
-    before it, and the size of the terms of its step (torch.optim.AdamW).
+    """Return parameter w after step number t with gradient g, given the moments m and v
+    before it, and the size of the terms of that step (torch.optim.AdamW).
     """
     rate = task.learning_rate
     if task.optimizer == "sgd":

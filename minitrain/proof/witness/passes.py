@@ -1,4 +1,4 @@
-"""Losses and gradients, computed naively: forward and backward for each part."""
+"""Naive losses and gradients: one forward and backward pass per slice of a batch."""
 
 import pickle
 import random
@@ -29,7 +29,7 @@ from minitrain.proof.witness.record import (
 )
 
 SIXTEEN_BITS = {"bf16": torch.bfloat16, "fp16": torch.float16}
-# what GradScaler starts from; it halves until nothing overflows
+# initial scale of GradScaler, halved until nothing overflows
 LARGEST_SCALE, HALVINGS = 65536.0, 24
 FINER = {
     torch.float16: torch.float64,
@@ -37,25 +37,25 @@ FINER = {
     torch.float32: torch.float64,
     torch.complex64: torch.complex128,
 }
-# functions that drop at random: keyword and place of the probability
+# functions with dropout: keyword and position of the probability
 DROPS = {
     "scaled_dot_product_attention": ("dropout_p", 4),
     "multi_head_attention_forward": ("dropout_p", 10),
 }
-# of dropout itself, in all its kinds
+# the same for dropout functions themselves
 DROPOUT = ("p", 1)
 RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
-# overrides no function: for it only a mode does
+# a plain tensor: only a mode can override functions of it
 PLAIN = torch.zeros(())
-# parts that start from the same buffers and follow each other on one rank
+# slices of a rank that start from the same buffers, processed in order
 Groups = list[list[Any]]
 State = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
 class Pass:
-    """A loss and its gradient, or how far rounding carries them, per tensor; ``drew``:
-    random numbers; ``unit``: one in the last place of the loss.
+    """A loss and its gradients (or how far rounding moves them), by tensor. ``drew``
+    is true if random numbers were drawn; ``unit`` is one ULP of the type of the loss.
     """
 
     loss: float
@@ -64,17 +64,17 @@ class Pass:
     unit: float = 0.0
 
     def of(self, name: str, like: Tensor) -> Tensor:
-        """A gradient; that of a parameter which was not used is zero."""
+        """Return a gradient, zero for an unused parameter."""
         found = self.gradients.get(name)
         return torch.zeros_like(like) if found is None else found
 
     def largest(self) -> float:
-        """The largest element of all gradients."""
+        """Return the largest absolute element of all gradients."""
         return max((size(g) for g in self.gradients.values()), default=0.0)
 
     def far_from(self, other: "Pass") -> float:
-        """The largest difference, relative to the largest gradient; of losses relative
-        to both, since a loss may cancel to zero.
+        """Return the largest difference relative to the largest gradient; for losses,
+        relative to loss plus gradient, since a loss may cancel to zero.
         """
         named = other.gradients.items()
         apart = max((gap(self.of(n, g), g) for n, g in named), default=0.0)
@@ -83,30 +83,30 @@ class Pass:
         return max(far, apart / largest)
 
     def flat(self, like: "Pass") -> Tensor:
-        """All gradients, one after the other, in the order of another's."""
+        """Concatenate all gradients, in the order of another pass."""
         named = like.gradients.items()
         return torch.cat([self.of(name, g).flatten() for name, g in named])
 
     def is_finite(self) -> bool:
-        """Whether there is neither a NaN nor an infinity."""
+        """Return whether there is neither a NaN nor an infinity."""
         return bool(torch.tensor(self.loss).isfinite()) and all(
             bool(g.isfinite().all()) for g in self.gradients.values()
         )
 
 
 def size(tensor: Tensor) -> float:
-    """The largest absolute value."""
+    """Return the largest absolute value."""
     return float(tensor.abs().max()) if tensor.numel() else 0.0
 
 
 def gap(a: Tensor, b: Tensor) -> float:
-    """The largest absolute difference of two tensors of one shape."""
+    """Return the largest absolute difference of two tensors of one shape."""
     return size(a - b)
 
 
 class Computer:
     """The model of a task, in float64 and in its own precision, and the batches of its
-    steps: whole, and as the ranks computed them.
+    steps: whole, and sliced as the ranks computed them.
     """
 
     def __init__(
@@ -120,13 +120,13 @@ class Computer:
         self.own, self.fine = model, built(task)
         self.modes = [module.training for module in self.own.modules()]
         self.type = torch.float64
-        # why it cannot compute in float64, if so
+        # the reason if it cannot compute in float64
         self.failed = ""
 
     def groups_of(self, step: int) -> Groups:
-        """Return a batch as the ranks computed it: a group for each shard, in it its
-        parts; or if the forward pass communicates, micro-batch k of all ranks as one
-        part. Samples of one content are interchangeable.
+        """Return a batch as the ranks computed it: for each shard, a group of its
+        micro-batches; if the forward pass communicates, one group, in which micro-batch
+        k joins all ranks. Samples with equal content are interchangeable.
         """
         batch = self.batch_of(step)
         places = {name: place for place, name in enumerate(names_of(batch))}
@@ -146,8 +146,8 @@ class Computer:
     def exact(
         self, state: State, groups: Groups, evaluate: bool, *, steady: bool = False
     ) -> Pass:
-        """Compute in float64, or in the model's own type if it cannot compute in that.
-        ``steady``: in training without dropout, and with batch norm as in eval mode.
+        """Compute in float64, or in the model's own type if float64 fails. ``steady``
+        disables dropout and uses batch norm as in eval mode.
         """
         with Steady() if steady else nullcontext():
             if self.type == torch.float64:
@@ -167,8 +167,8 @@ class Computer:
     def own_precision(
         self, state: State, groups: Groups, bits: str, evaluate: bool, seed: int = 0
     ) -> Pass:
-        """Compute as the run does, in fp16 with a loss that is scaled as far as it
-        goes; a probe's is not.
+        """Compute in the run's precision; in fp16 with the largest scale of the loss
+        that does not overflow, except in eval mode (a probe).
         """
         dtype, scale = SIXTEEN_BITS.get(bits), 1.0
         if bits == "fp16" and not evaluate:
@@ -182,9 +182,7 @@ class Computer:
         return one
 
     def nudged(self, state: State, seed: int) -> Tensors:
-        """Move every parameter of a state one unit in the last place up or down; seed
-        0: none.
-        """
+        """Move every parameter one ULP up or down; none of them with seed 0."""
         chance, moved = torch.Generator().manual_seed(seed), dict(state)
         for name, _ in self.own.named_parameters() if seed else ():
             tensor = state[name]
@@ -202,7 +200,7 @@ class Computer:
         seed: int = 0,
         scale: float = 1.0,
     ) -> Pass:
-        # of the mean over the targets of all parts; ``scale`` is taken out again
+        # mean over the targets of all slices; gradients are divided by ``scale``
         seed_everything(seed)
         for module, mode in zip(model.modules(), self.modes, strict=True):
             module.training = mode and not evaluate
@@ -217,7 +215,7 @@ class Computer:
                 if share:
                     model.zero_grad()
                     loss = self.task.loss(model, part)
-                    # not the method, in which a mode of functions would not be in force
+                    # function modes are not active within Tensor.backward
                     torch.autograd.backward(loss * (share * scale))
                     total += share * loss.item()
                     unit = torch.finfo(loss.dtype).eps
@@ -238,10 +236,10 @@ def _add_gradients(model: nn.Module, found: Tensors) -> None:
 
 
 class Float64(TorchDispatchMode):
-    """Mode in which what would make a float coarser than float64 makes a float64. A
-    model's own casts (``.to(torch.bfloat16)``, ``.half()``, ``.float()``) have no
-    effect. A coarser operand, such as class weights in float32, is converted when it
-    meets a float64; a tensor that is written to keeps its type.
+    """Mode that replaces coarser floating-point types by float64. A model's own casts
+    (``.to(torch.bfloat16)``, ``.half()``, ``.float()``) have no effect. A coarser
+    operand, such as class weights in float32, is converted when combined with a
+    float64; a tensor that is written to keeps its type.
     """
 
     def __torch_dispatch__(
@@ -271,11 +269,11 @@ def _finer(arg: Any) -> Any:
 
 
 class Steady(TorchFunctionMode):
-    """Training without dropout, and with batch norm as in eval mode, wherever they are
-    called from: modules stay in training. Other random numbers are drawn.
+    """Mode that disables dropout and uses batch norm as in eval mode, regardless of the
+    caller: modules stay in training mode. Other random numbers are still drawn.
 
-    While autograd runs a custom function no mode of functions is in force, so a module
-    that a reentrant checkpoint computes again enters this one again.
+    Function modes are inactive while autograd runs a custom function, so a module that
+    a reentrant checkpoint recomputes re-enters this one.
     """
 
     def __init__(self) -> None:
@@ -313,7 +311,7 @@ class Steady(TorchFunctionMode):
         if name in DROPS or "dropout" in name:
             _set(args, kwargs, *DROPS.get(name, DROPOUT), 0.0)
         elif name in RECURRENT:
-            # their only number that is no integer
+            # the dropout probability is their only float
             args = [0.0 if isinstance(arg, float) else arg for arg in args]
         elif func is batch_norm:
             mean = args[1] if len(args) > 1 else kwargs.get("running_mean")
@@ -332,7 +330,7 @@ def _set(
 
 
 def built(task: Task) -> nn.Module:
-    """The model, with whatever it draws outside its state alike each time."""
+    """Build the model with a fixed seed, since it may draw values outside its state."""
     seed_everything(0)
     return task.build()
 
@@ -351,6 +349,6 @@ def seed_everything(seed: int) -> None:
 
 
 def random_state() -> bytes:
-    """Return the state of their generators."""
+    """Return the state of the generators of Python, NumPy and torch."""
     own = random.getstate(), np.random.get_state(), torch.get_rng_state().numpy()
     return pickle.dumps(own)

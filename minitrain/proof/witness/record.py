@@ -1,4 +1,4 @@
-"""What a run was asked for, what it wrote, its batches, and comparisons of tensors."""
+"""Settings and record of a run, its batches, and comparison of tensors."""
 
 import hashlib
 import math
@@ -19,12 +19,13 @@ Digest = Callable[[Tensor], str]
 
 @dataclass(frozen=True)
 class Task:
-    """Settings of the run. ``loss(model, batch)`` is the mean over the ``count(batch)``
-    targets of a batch; ``wire`` is the type that gradients are sent in, if it is
-    coarser than their own. Step ``smaller``, whose batch is the first with fewer
-    samples, is sampled, and one that the ``digest`` of the data selects. ``whole``: the
-    forward pass communicates, so that the ranks compute one batch together and it is
-    never cut.
+    """Settings of the run.
+
+    ``loss(model, batch)`` is the mean over the ``count(batch)`` targets of a batch.
+    ``wire`` is the type in which gradients are sent, if coarser than their own. Step
+    ``smaller`` is the first with a smaller batch; it is sampled, and so is a step
+    selected by the ``digest`` of the data. ``whole`` is set if the forward pass
+    communicates: ranks compute a batch together, and it is never cut.
     """
 
     build: Callable[[], nn.Module]
@@ -42,7 +43,7 @@ class Task:
     digest: int = 0
 
     def promised(self) -> list[int]:
-        """The steps whose tensors are hashed."""
+        """Return the steps whose tensors are hashed."""
         last = self.num_steps - 1
         steps = {*range(min(3, last + 1)), *range(0, last + 1, self.hash_every)}
         if self.smaller is not None and self.smaller <= last:
@@ -50,7 +51,7 @@ class Task:
         return sorted(steps | {max(0, last - 1), last})
 
     def sampled(self) -> set[int]:
-        """The steps whose tensors are kept: the first two, the last, and two more."""
+        """Return the steps with kept tensors: the first two, the last, and two more."""
         steps = self.promised()
         drawn = steps[self.digest % len(steps)]
         smaller = {step for step in steps if step == self.smaller}
@@ -60,10 +61,10 @@ class Task:
 @dataclass(frozen=True)
 class Record:
     """Record of the run: rows of hashes, the loss of every step, the final state, and
-    tensors by ``STEP/KIND/NAME``. Of sampled steps these are ``before`` (state),
-    ``gradients``, ``moments`` (of the optimizer, before) and ``after`` (parameters); of
-    ``probe`` and ``rounded``, passes in eval mode from the final state without and with
-    16 bits, ``gradients``.
+    tensors by ``STEP/KIND/NAME``. Kinds of a sampled step are ``before`` (state),
+    ``gradients``, ``moments`` (of the optimizer, before) and ``after`` (parameters).
+    The steps ``probe`` and ``rounded``, passes in eval mode from the final state
+    without and with 16 bits, have ``gradients``.
     """
 
     rows: Sequence[Mapping[str, Any]]
@@ -72,23 +73,23 @@ class Record:
     state: Mapping[str, Tensor]
 
     def of(self, step: int | str, kind: str) -> Tensors:
-        """The tensors of one kind at a step, by name."""
+        """Return the tensors of one kind at a step, by name."""
         start = f"{step}/{kind}/"
         every = self.tensors.items()
         return {key[len(start) :]: t for key, t in every if key.startswith(start)}
 
     def steps(self) -> list[int]:
-        """The sampled steps."""
+        """Return the sampled steps."""
         heads = {key.partition("/")[0] for key in self.tensors}
         return sorted(int(head) for head in heads if head.isdigit())
 
     def kind(self, kind: str) -> list[Mapping[str, Any]]:
-        """The rows of one kind."""
+        """Return the rows of one kind."""
         return [row for row in self.rows if row["kind"] == kind]
 
 
 def rung(verdict: str, detail: str, gap: float | None = None) -> Rung:
-    """One comparison; it is not about bits."""
+    """Return the result of a comparison that does not concern bits."""
     return {
         "bytes_equal": None,
         "max_ulp": None,
@@ -100,21 +101,21 @@ def rung(verdict: str, detail: str, gap: float | None = None) -> Rung:
 
 @dataclass(frozen=True)
 class Gap:
-    """Distance of two tensors, also as a share of what is allowed."""
+    """Distance of two tensors, also as a share of the limit."""
 
     share: float
     size: float
     where: str
 
     def rung(self) -> Rung:
-        """Within what is allowed, or a breach."""
+        """Return a rung: within tolerance, or a breach."""
         if 0 <= self.share <= 1:
-            detail = f"at most {self.share:.2g} of what is allowed, {self.where}"
+            detail = f"at most {self.share:.2g} of the limit, {self.where}"
             return rung("within tolerance", detail, self.size)
         if self.share < 0:
             return rung("breach", self.where)
         times = f"{self.share:.3g} times what rounding explains"
-        # no number for JSON where there is a NaN or an infinity
+        # JSON has no NaN and no infinity
         size = self.size if math.isfinite(self.size) else None
         return rung("breach", f"{self.where}: {times}", size)
 
@@ -123,20 +124,20 @@ NO_GAP = Gap(-1.0, 0.0, "nothing was compared")
 
 
 def compare(found: Tensor, wanted: Tensor, allowed: Any, where: str) -> Gap:
-    """Compare tensors of one shape; ``allowed`` is for each element or for all."""
+    """Compare tensors of one shape; ``allowed`` is one limit or one per element."""
     if found.shape != wanted.shape:
-        return Gap(math.inf, math.inf, f"{where} has another shape")
+        return Gap(math.inf, math.inf, f"{where} has a different shape")
     if not found.numel():
         return NO_GAP
     apart = (found.double() - wanted.double()).abs()
     share = torch.where(apart == 0, 0.0, apart / allowed)
-    # a NaN is beyond everything
+    # a NaN exceeds every limit
     most = share.nan_to_num(nan=torch.inf).max()
     return Gap(float(most), float(apart.max().nan_to_num(torch.inf, torch.inf)), where)
 
 
 def largest(gaps: Iterable[Gap]) -> Gap:
-    """The gap that is the largest share of what is allowed."""
+    """Return the gap with the largest share of its limit."""
     return max(gaps, key=lambda gap: gap.share, default=NO_GAP)
 
 
@@ -145,13 +146,13 @@ def data_rung(
     record: Record,
     wrong_at: Callable[[int, Sequence[Mapping[str, Any]], Any], str],
 ) -> Rung:
-    """Check what every rank read at every step; ``wrong_at`` a step, for the rows of
-    its ranks and the ledger of its batch, returns what is wrong, if anything.
+    """Check the samples of every rank at every step. ``wrong_at`` describes an error of
+    a step, given the rows of its ranks and the ledger of its batch, or returns "".
     """
     fed = {(row["step"], row["rank"]): row for row in record.kind("fed")}
     every = {(s, r) for s in range(task.num_steps) for r in range(task.world_size)}
     if fed.keys() != every or len(record.kind("fed")) != len(every):
-        return rung("breach", "not every rank says what it read at every step")
+        return rung("breach", "not every rank recorded its samples at every step")
     ledger = {row["step"]: row["ranks"] for row in record.kind("batch")}
     for step in range(task.num_steps):
         rows = [fed[step, rank] for rank in range(task.world_size)]
@@ -161,32 +162,32 @@ def data_rung(
 
 
 def fed_names(row: Mapping[str, Any]) -> list[str]:
-    """The samples that a rank computed at a step."""
+    """Return the samples that a rank computed at a step."""
     return [name for part in row["parts"] for name in part["samples"]]
 
 
 def fed_targets(row: Mapping[str, Any]) -> int:
-    """Count their targets, as the rank does."""
+    """Return the number of targets of these samples, as counted by the rank."""
     return sum(part["targets"] for part in row["parts"])
 
 
 def weight_is_wrong(row: Mapping[str, Any], targets: int, ledger: Any) -> str:
-    """Find what is wrong with the weight of a rank's part in a batch of so many
-    ``targets``, or with what it was fed, by the ``ledger`` of that batch.
+    """Describe an error in a rank's weight in a batch of ``targets``, or in its samples
+    by the ``ledger`` of that batch; "" if there is none.
     """
     rank, divisor = row["rank"], row.get("global_targets")
-    # a rank without a part has no weight
+    # a rank without samples has no weight
     if row["parts"] and divisor != targets:
         return f"rank {rank} divides by {divisor} targets of the batch"
     if ledger is None or row.get("ledger") != ledger[rank]:
-        return f"rank {rank} was fed what the ledger does not have"
+        return f"rank {rank} was fed samples that are not in the ledger"
     return ""
 
 
 def hashes_rung(task: Task, model: nn.Module, record: Record) -> Rung:
-    """Require that every rank recorded every step that was promised, all with the same
-    hashes, and that those of the sampled steps are of the tensors that the witness
-    looks at: of every parameter, each step starting where the one before it ended.
+    """Require that every rank recorded each promised step, with equal hashes on all
+    ranks. Hashes of sampled steps must match the tensors that the witness uses, of
+    every parameter, and each step must start from the state after the previous one.
     """
     last, promised = task.num_steps - 1, task.promised()
     rows = {(row["step"], row["rank"]): row for row in record.kind("tensors")}
@@ -203,8 +204,8 @@ def hashes_rung(task: Task, model: nn.Module, record: Record) -> Rung:
     for step, rank in sorted(wanted):
         for key in HASHED.values():
             if rows[step, rank].get(key) != rows[step, 0].get(key):
-                return rung("breach", f"step {step}: rank {rank} has other {key}")
-    # the end of a step is often the very tensor that the next starts with
+                return rung("breach", f"step {step}: rank {rank} has different {key}")
+    # the end of a step and the start of the next are often the same tensor
     digest = cache(sha256)
     wrong = _state_is_wrong(model, record, digest)
     for step in sampled:
@@ -218,18 +219,18 @@ def _state_is_wrong(model: nn.Module, record: Record, digest: Digest) -> str:
     parameters, state = dict(model.named_parameters()), model.state_dict()
     for step in record.steps():
         if record.of(step, "after").keys() != parameters.keys():
-            return f"step {step}: other parameters than the model has"
+            return f"step {step}: parameters differ from the model's"
         if record.of(step, "before").keys() != state.keys():
-            return f"step {step}: another state than the model has"
+            return f"step {step}: the state differs from the model's"
     if record.state.keys() != state.keys():
-        return "the final state is of another model"
+        return "the final state is from a different model"
     shapes = {name: tensor.shape for name, tensor in state.items()}
     for key, tensor in record.tensors.items():
         if not _fits(key, tensor, shapes):
-            return f"{key} has another shape or type than the model's"
+            return f"{key} does not have the model's shape and type"
     for name, tensor in record.of(record.steps()[-1], "after").items():
         if digest(record.state[name]) != digest(tensor):
-            return "the final state is not that of the last step"
+            return "the final state is not the state after the last step"
     return ""
 
 
@@ -247,22 +248,22 @@ def _step_is_wrong(step: int, rows: Rows, record: Record, digest: Digest) -> str
     for kind, key in HASHED.items():
         own = {name: digest(t) for name, t in record.of(step, kind).items()}
         if not own or own != rows[step, 0].get(key):
-            return f"step {step}: hashes of other {key}"
+            return f"step {step}: hashes of different {key}"
     before = record.of(step, "before")
     for name, wanted in rows.get((step - 1, 0), {}).get("parameters", {}).items():
         if digest(before[name]) != wanted:
-            return f"step {step} does not start where step {step - 1} ended: {name}"
+            return f"step {step} does not start from the end of step {step - 1}: {name}"
     return ""
 
 
 def cuts(batch: Any, count: int) -> list[Any]:
-    """Cut a batch into ``count`` parts of every ``count``-th sample."""
+    """Cut a batch into ``count`` slices of every ``count``-th sample."""
     most = min([count, *map(len, tensors_of(batch))])
     return [chosen(batch, slice(index, None, count)) for index in range(most)]
 
 
 def chosen(batch: Any, rows: list[int] | slice) -> Any:
-    """Select samples of a batch, in that order."""
+    """Select samples of a batch, in this order."""
     return mapped(batch, lambda tensor: tensor[rows].contiguous())
 
 
@@ -283,7 +284,7 @@ def names_of(batch: Any) -> list[str]:
 
 
 def sha256(tensor: Tensor) -> str:
-    """SHA-256 of all bytes of a tensor, row after row."""
+    """Return the SHA-256 of the bytes of a tensor, in row-major order."""
     return hashlib.sha256(_bytes(tensor)).hexdigest()
 
 
