@@ -24,11 +24,9 @@ EXIT_USER = 2
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 # all that torch.save says that was given a path
 OF_TORCH = "unexpected pos"
-# what stages and commands import; DVC is called as a program
-PACKAGES = (
-    "blake3 cloudpickle jinja2 markdown_it markupsafe matplotlib numpy pandas psutil "
-    "pydantic ruamel safetensors torch tqdm"
-)
+# what all commands import, and what stages do of the extra `lab`
+PACKAGES = "blake3 cloudpickle jinja2 numpy pydantic safetensors torch tqdm"
+LAB = "markdown_it markupsafe matplotlib pandas psutil ruamel"
 NO_PROCESS = "cannot start a process or thread; `ulimit -u` limits them"
 
 
@@ -113,11 +111,11 @@ def describe_os_error(error: OSError) -> str:
     return f"{path}: {error.strerror or error}"
 
 
-def require_packages() -> None:
-    """Exit with one line if this Python lacks what `make` installs; call it before the
-    modules that import such packages.
+def require_packages(names: str = PACKAGES) -> None:
+    """Exit with one line if this Python lacks a package of ``names``, which `make`
+    installs; call it before the modules that import them.
     """
-    if lacking := [name for name in PACKAGES.split() if find_spec(name) is None]:
+    if lacking := [name for name in names.split() if find_spec(name) is None]:
         start = f"{sys.executable} lacks {', '.join(lacking)}"
         sys.exit(say(f"{start}: run `make`, which installs them in .venv", EXIT_USER))
 

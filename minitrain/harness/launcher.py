@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
-import psutil
 import torch
 
 from minitrain.comm.store import (
@@ -222,6 +221,8 @@ def _environment(folder: Path, gathering: Gathering | None = None) -> dict[str, 
 
 
 def _ranks_among_children(folder: Path) -> dict[int, int]:
+    import psutil
+
     # torchrun does not name its processes: those of the run in folder, by local rank
     found = {}
     # in a container /proc may be hidden, or that of another namespace

@@ -52,9 +52,9 @@ def prepare() -> None:
 
 
 def _record(model: nn.Module, settings: dict[str, Any]) -> None:
-    from minitrain.recording.recorder import Recorder
-
     try:
+        from minitrain.recording.recorder import Recorder
+
         recorder = Recorder(model, None, **settings)
         recorder.start()
     except UserError as error:

@@ -130,6 +130,15 @@ def test_other_modules_are_named(tmp_path: Path) -> None:
     )
 
 
+def test_older_torch_is_one_line_and_the_run_goes_on(tmp_path: Path) -> None:
+    script, older = tmp_path / "train.py", "torch.__version__ = TorchVersion('2.8.1')"
+    older = f"from torch.torch_version import TorchVersion\n{older}\nmodel ="
+    script.write_text(TRAINS.format(end="").replace("model =", older, 1))
+    done = record(tmp_path / "run", [sys.executable, script], tmp_path)
+    line = "nothing is recorded: torch 2.8.1: minitrain needs 2.9 or newer"
+    assert (done.returncode, done.stderr) == (0, f"minitrain: {line}\n")
+
+
 def test_folder_with_a_recording_is_refused_before_the_command_runs(
     tmp_path: Path,
 ) -> None:
