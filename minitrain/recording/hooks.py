@@ -190,7 +190,7 @@ def is_within_itself(module: nn.Module) -> bool:
     calls, frame = 0, inspect.currentframe()
     while frame is not None:
         if (frame.f_code.co_filename, frame.f_code.co_name) == CALL:
-            calls += frame.f_locals["self"] is module
+            calls += frame.f_locals.get("self") is module
         frame = frame.f_back
     return calls > 1
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from functools import wraps
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from minitrain.recording.recorder import Recorder
 
@@ -14,9 +14,6 @@ if "pytorch_lightning" in sys.modules or not find_spec("lightning"):
     from pytorch_lightning import Callback
 else:
     from lightning.pytorch import Callback
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 class LightningCallback(Callback):  # type: ignore[misc]
@@ -32,15 +29,25 @@ class LightningCallback(Callback):  # type: ignore[misc]
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Start the recorder."""
-        self._recorder = Recorder(pl_module, None, self._folder, **self._options)
-        self._recorder.start()
-        step = pl_module.training_step
-        if pl_module.automatic_optimization:
-            step = _with_loss(step, self._recorder)
-        # a strategy that wraps the module calls it, one that does not calls the step
-        if trainer.strategy.model is pl_module:
-            step = _through(pl_module, step)
-        pl_module.training_step = step
+        self._recorder = recorder = Recorder(
+            pl_module, None, self._folder, **self._options
+        )
+        recorder.start()
+        step, strategy = pl_module.training_step, trainer.strategy
+
+        @wraps(step)
+        def training_step(*args: Any, **options: Any) -> Any:
+            # a strategy that wraps the module has made it the module's forward pass
+            if strategy.model is not pl_module:
+                output = step(*args, **options)
+            else:
+                output = _as_pass(pl_module, step, args, options)
+            if pl_module.automatic_optimization and output is not None:
+                loss = output["loss"] if isinstance(output, Mapping) else output
+                recorder.loss(loss)
+            return output
+
+        pl_module.training_step = training_step
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Stop it, and restore the module."""
@@ -53,28 +60,11 @@ class LightningCallback(Callback):  # type: ignore[misc]
             self.on_train_end(trainer, pl_module)
 
 
-def _with_loss(step: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
-    @wraps(step)
-    def training_step(*args: Any, **options: Any) -> Any:
-        output = step(*args, **options)
-        loss = output["loss"] if isinstance(output, Mapping) else output
-        if loss is not None:
-            recorder.loss(loss)
-        return output
+def _as_pass(module: Any, step: Callable[..., Any], args: Any, options: Any) -> Any:
+    def forward(*args: Any, **options: Any) -> Any:
+        # which the step itself may call
+        del module.forward
+        return step(*args, **options)
 
-    return training_step
-
-
-def _through(module: "nn.Module", step: Callable[..., Any]) -> Callable[..., Any]:
-    # the step as the forward pass of the module, as Lightning has it in a wrapper
-    @wraps(step)
-    def training_step(*args: Any, **options: Any) -> Any:
-        def forward(*args: Any, **options: Any) -> Any:
-            # which the step itself may call
-            del module.forward
-            return step(*args, **options)
-
-        module.forward = forward
-        return module(*args, **options)
-
-    return training_step
+    module.forward = forward
+    return module(*args, **options)
