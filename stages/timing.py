@@ -59,15 +59,15 @@ def main() -> None:
             "stragglers": stragglers.numbers(),
             "ddp_says": ddp_says(timings, warmup),
         }
-        parts = table.assign(run=run)
+        columns = ["run", "rank", "part", "mean_ms", "low_ms", "high_ms"]
+        parts = pd.DataFrame(table, columns=columns).assign(run=run)
         if busy:
             parts[["mean_ms", "low_ms", "high_ms"]] = None
         accounts.append(parts)
 
     write_json(Path("metrics/timing.json"), summary)
     with open_atomic(Path("metrics/account.csv")) as file:
-        columns = ["run", "rank", "part", "mean_ms", "low_ms", "high_ms"]
-        pd.concat(accounts)[columns].to_csv(file, index=False)
+        pd.concat(accounts).to_csv(file, index=False)
 
 
 def read_timings(path: Path, origin: Mapping[str, Any]) -> pd.DataFrame:

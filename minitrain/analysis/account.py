@@ -4,13 +4,25 @@ The stamps of :mod:`minitrain.train.clock` leave no gaps, so the components of a
 step add up exactly. docs/reference.md defines each of them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
+
+from minitrain.analysis.columns import (
+    Columns,
+    Floats,
+    Table,
+    by_step_and_rank,
+    columns_of,
+    known,
+    longest_s,
+    numbers,
+    rows_where,
+    slowest,
+)
 
 # The components of a step, in its order. Backward is not split if the last gradient
 # was not observed (a GPU, fsdp) or no step was calibrated.
@@ -46,30 +58,33 @@ INTERVAL = (5, 95)
 Number = float | None
 
 
-def summarized(timings: pd.DataFrame, num_warmup_steps: int) -> pd.DataFrame:
+def summarized(timings: Table, num_warmup_steps: int) -> Columns:
     """Return the rows after the warm-up, without hashed steps and without steps that
     directly follow the writing or reading of a checkpoint.
 
     ``timings`` has one row per step and rank: ``step``, ``rank``, ``kind``,
     ``recorded``, ``after_interruption``, ``tokens`` and times in milliseconds.
     """
-    disturbed = timings["recorded"] | timings["after_interruption"]
-    return timings[(timings["step"] >= num_warmup_steps) & ~disturbed.astype(bool)]
+    rows = columns_of(timings)
+    disturbed = rows["recorded"] | rows["after_interruption"]
+    kept = (rows["step"] >= num_warmup_steps) & ~disturbed.astype(bool)
+    return rows_where(rows, kept)
 
 
-def plain_steps(timings: pd.DataFrame, num_warmup_steps: int) -> pd.DataFrame:
+def plain_steps(timings: Table, num_warmup_steps: int) -> Columns:
     """Return the rows used for statistics: the summarized ones without bracketed steps
     and without each step that follows a bracketed or hashed one, since ranks begin it
     at a barrier or at different times.
     """
-    special = (timings["kind"] == "bracketed") | timings["recorded"].astype(bool)
-    steps = timings.loc[special, "step"]
+    every = columns_of(timings)
+    special = (every["kind"] == "bracketed") | every["recorded"].astype(bool)
+    steps = every["step"][special]
     rows = summarized(timings, num_warmup_steps)
-    return rows[~rows["step"].isin([*steps, *(steps + 1)])]
+    return rows_where(rows, ~np.isin(rows["step"], [*steps, *(steps + 1)]))
 
 
 def summarize(
-    timings: pd.DataFrame, num_warmup_steps: int, *, num_hosts: int = 1
+    timings: Table, num_warmup_steps: int, *, num_hosts: int = 1
 ) -> dict[str, Any]:
     """Return a run's statistics, in milliseconds and tokens per second.
 
@@ -81,28 +96,28 @@ def summarize(
     have no common clock.
     """
     plain = plain_steps(timings, num_warmup_steps)
-    steps = plain.groupby("step").agg(ms=("step_ms", "max"), tokens=("tokens", "sum"))
+    steps_ms = slowest(plain)
     # per rank: the slowest rank changes from step to step, so the sum of the slowest
     # times would exceed the total of every rank
-    seconds = plain.groupby("rank")["step_ms"].sum().max() / 1e3
-    communication = _column(plain, "comm_total_ms")
+    seconds, tokens = longest_s(plain), plain["tokens"].sum()
+    communication = known(plain, "comm_total_ms")
     return {
-        "num_steps_summarized": len(steps),
-        "tokens_per_s": float(steps["tokens"].sum() / seconds) if seconds > 0 else None,
-        "step_mean_ms": _mean(steps["ms"]),
-        "step_p50_ms": _quantile(steps["ms"], 0.50),
-        "step_p95_ms": _quantile(steps["ms"], 0.95),
+        "num_steps_summarized": len(steps_ms),
+        "tokens_per_s": float(tokens / seconds) if seconds > 0 else None,
+        "step_mean_ms": _mean(steps_ms),
+        "step_p50_ms": _quantile(steps_ms, 0.50),
+        "step_p95_ms": _quantile(steps_ms, 0.95),
         "allreduce_p50_ms": _quantile(communication, 0.50),
         "allreduce_p95_ms": _quantile(communication, 0.95),
-        "overlap": _ratio(_column(plain, "comm_hidden_ms"), communication),
+        "overlap": _ratio(known(plain, "comm_hidden_ms"), communication),
         "skew_p50_ms": _skew(plain) if num_hosts == 1 else None,
         "backward_bracketed_p50_ms": _bracketed(timings, num_warmup_steps),
     }
 
 
 def account(
-    timings: pd.DataFrame, num_warmup_steps: int, *, one_clock: bool = True
-) -> pd.DataFrame:
+    timings: Table, num_warmup_steps: int, *, one_clock: bool = True
+) -> list[dict[str, Any]]:
     """Return the step account, a row per rank and component; empty without plain steps.
 
     Columns are ``rank`` (``"all"`` for the mean over all ranks, then ``"rank 0"`` and
@@ -115,74 +130,77 @@ def account(
     rows = _with_waits(rows) if one_clock else rows
     alone = summarized(timings, num_warmup_steps)
     every = {ALL_RANKS: rows} | {
-        f"rank {rank}": own for rank, own in rows.groupby("rank")
+        f"rank {rank}": rows_where(rows, rows["rank"] == rank)
+        for rank in np.unique(rows["rank"])
     }
-    found = [
+    return [
         {"rank": rank, **part}
         for rank, own in every.items()
-        for part in _parts(own, alone[alone["rank"].isin(own["rank"])])
+        for part in _parts(own, rows_where(alone, np.isin(alone["rank"], own["rank"])))
     ]
-    return pd.DataFrame(found, columns=["rank", "part", "mean_ms", "low_ms", "high_ms"])
 
 
-def means(table: pd.DataFrame, rank: str = ALL_RANKS) -> dict[str, Number]:
+def means(
+    table: Iterable[Mapping[str, Any]], rank: str = ALL_RANKS
+) -> dict[str, Number]:
     """Return the mean of each component in the account ``table``, and their sum
     ``step_ms``, which is None if the account is empty.
     """
-    own = table[table["rank"] == rank]
-    parts = dict(zip(own["part"], own["mean_ms"], strict=True))
+    parts = {row["part"]: row["mean_ms"] for row in table if row["rank"] == rank}
     return {**parts, "step_ms": sum(parts.values()) if parts else None}
 
 
-def ddp_says(timings: pd.DataFrame, num_warmup_steps: int) -> dict[str, Any]:
+def ddp_says(timings: Table, num_warmup_steps: int) -> dict[str, Any]:
     """Compare DDP's own log with our clock: means over the same plain steps and all
     ranks, and by how many percent DDP's is larger; None if either is missing.
     """
     plain = plain_steps(timings, num_warmup_steps)
     says = {}
     for name, column in DDP_SAYS.items():
-        both = [_column(plain, f"ddp_{name}"), _column(plain, column)]
-        known = both[0].index.intersection(both[1].index)
-        ddp, ours = (_mean(values[known]) for values in both)
+        both = np.stack([numbers(plain, f"ddp_{name}"), numbers(plain, column)])
+        ddp, ours = map(_mean, both[:, ~np.isnan(both).any(axis=0)])
         more = 100 * (ddp / ours - 1) if ddp is not None and ours else None
         says[name] = {"ddp": ddp, "ours": ours, "difference_pct": more}
     return says
 
 
-def _with_waits(rows: pd.DataFrame) -> pd.DataFrame:
-    if EXPOSED not in rows or rows["rank"].nunique() < 2:
+def _with_waits(rows: Columns) -> Columns:
+    if EXPOSED not in rows or len(np.unique(rows["rank"])) < 2:
         return rows
-    at = rows["last_bucket_at_ns"]
-    late = (at.groupby(rows["step"]).transform("max") - at) / 1e6
-    wait = np.minimum(late, rows[EXPOSED])
-    return rows.assign(wait_ms=wait, **{EXPOSED: rows[EXPOSED] - wait})
+    last = slowest(rows, "last_bucket_at_ns")[
+        np.unique(rows["step"], return_inverse=True)[1]
+    ]
+    exposed = numbers(rows, EXPOSED)
+    late = (last - numbers(rows, "last_bucket_at_ns")) / 1e6
+    wait = np.minimum(late, exposed)
+    return {**rows, "wait_ms": wait, EXPOSED: exposed - wait}
 
 
-def _parts(rows: pd.DataFrame, alone: pd.DataFrame) -> Iterator[dict[str, Any]]:
+def _parts(rows: Columns, alone: Columns) -> Iterator[dict[str, Any]]:
     # ``rows`` are of one rank or of all; ``alone`` has the passes without communication
-    known = {name: _column(rows, name) for name in PARTS if name != "interference_ms"}
-    known = {name: of for name, of in known.items() if len(of)}
-    to_last, compute = _column(rows, TO_LAST), _column(alone, "backward_compute_ms")
-    if len(rows) and len(to_last) == len(rows):
-        known[BACKWARD] = to_last
+    found = {name: known(rows, name) for name in PARTS if name != "interference_ms"}
+    found = {name: of for name, of in found.items() if len(of)}
+    to_last, compute = known(rows, TO_LAST), known(alone, "backward_compute_ms")
+    if len(to_last) and len(to_last) == len(rows["step"]):
+        found[BACKWARD] = to_last
         if len(compute):
-            known |= {"backward_compute_ms": compute, "interference_ms": to_last}
-            del known[BACKWARD]
+            found |= {"backward_compute_ms": compute, "interference_ms": to_last}
+            del found[BACKWARD]
     else:
         # undefined without the last gradient of every step
-        known = {n: of for n, of in known.items() if n not in ("wait_ms", EXPOSED)}
+        found = {n: of for n, of in found.items() if n not in ("wait_ms", EXPOSED)}
     draws = {
         # calibrated passes are drawn independently of the other columns
         name: _draws(values, _picks(len(values), name == "backward_compute_ms"))
-        for name, values in known.items()
+        for name, values in found.items()
     }
     if "interference_ms" in draws:
         # a difference of means: no step times both
         draws["interference_ms"] -= draws["backward_compute_ms"]
     for name in PARTS:
         if name in draws:
-            low, high = np.percentile(draws[name][1:], INTERVAL)
-            mean = draws[name][0]
+            low, high = map(float, np.percentile(draws[name][1:], INTERVAL))
+            mean = float(draws[name][0])
             yield {"part": name, "mean_ms": mean, "low_ms": low, "high_ms": high}
 
 
@@ -193,40 +211,33 @@ def _picks(count: int, seed: int) -> npt.NDArray[np.int64]:
     return np.random.default_rng(seed).integers(0, count, (draws, count))
 
 
-def _draws(
-    values: "pd.Series[float]", picks: npt.NDArray[np.int64]
-) -> npt.NDArray[np.float64]:
+def _draws(values: Floats, picks: npt.NDArray[np.int64]) -> Floats:
     # the mean, followed by the means of the bootstrap samples
-    found = values.to_numpy(np.float64)
-    return np.concatenate([[found.mean()], found[picks].mean(axis=1)])
+    return np.concatenate([[values.mean()], values[picks].mean(axis=1)])
 
 
-def _bracketed(timings: pd.DataFrame, num_warmup_steps: int) -> Number:
+def _bracketed(timings: Table, num_warmup_steps: int) -> Number:
     # hashing happens after the backward pass, so hashed steps are valid here
-    rows = timings[timings["step"] >= num_warmup_steps].query("kind == 'bracketed'")
-    return _quantile(rows["backward_ms"], 0.50)
+    rows = columns_of(timings)
+    bracketed = (rows["step"] >= num_warmup_steps) & (rows["kind"] == "bracketed")
+    return _quantile(known(rows_where(rows, bracketed), BACKWARD), 0.50)
 
 
-def _column(rows: pd.DataFrame, name: str) -> "pd.Series[float]":
-    if name not in rows:
-        return pd.Series(dtype=float)
-    return rows[name].dropna().astype(float)
-
-
-def _mean(values: "pd.Series[float]") -> Number:
+def _mean(values: Floats) -> Number:
     return float(values.mean()) if len(values) else None
 
 
-def _quantile(values: "pd.Series[float]", q: float) -> Number:
-    return float(values.quantile(q)) if len(values) else None
+def _quantile(values: Floats, q: float) -> Number:
+    return float(np.quantile(values, q)) if len(values) else None
 
 
-def _ratio(part: "pd.Series[float]", whole: "pd.Series[float]") -> Number:
+def _ratio(part: Floats, whole: Floats) -> Number:
     return float(part.sum() / whole.sum()) if whole.sum() > 0 else None
 
 
-def _skew(plain: pd.DataFrame) -> Number:
-    if "last_bucket_at_ns" not in plain or plain["rank"].nunique() < 2:
+def _skew(plain: Columns) -> Number:
+    at = by_step_and_rank(plain, numbers(plain, "last_bucket_at_ns"))
+    if at.shape[1] < 2:
         return None
-    at = plain.groupby("step")["last_bucket_at_ns"]
-    return _quantile((at.max() - at.min()) / 1e6, 0.50)
+    apart = (np.fmax.reduce(at, axis=1) - np.fmin.reduce(at, axis=1)) / 1e6
+    return _quantile(apart[~np.isnan(apart)], 0.50)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from minitrain.analysis.account import (
     EXPOSED,
@@ -20,6 +19,16 @@ from minitrain.analysis.account import (
     TO_LAST,
     plain_steps,
     summarized,
+)
+from minitrain.analysis.columns import (
+    Columns,
+    Floats,
+    Table,
+    by_step_and_rank,
+    columns_of,
+    numbers,
+    rows_where,
+    slowest,
 )
 
 # share of a step by which identical arms differ (studies/noise)
@@ -81,7 +90,7 @@ class Stragglers:
 
 
 def find_stragglers(
-    timings: pd.DataFrame, num_warmup_steps: int, *, waits_within: bool = False
+    timings: Table, num_warmup_steps: int, *, waits_within: bool = False
 ) -> Stragglers:
     """Find the ranks that are slower than the others in the summarized steps.
 
@@ -96,10 +105,13 @@ def find_stragglers(
     """
     own = own_work(timings, num_warmup_steps, waits_within=waits_within)
     plain = plain_steps(timings, num_warmup_steps)
-    slowest = plain.groupby("step")["step_ms"].max()
-    step_ms = float(slowest.median()) if len(slowest) else None
-    num_ranks, num_steps = timings["rank"].nunique(), len(own)
-    needed = steps_needed(num_steps, FALSE_ALARMS / num_ranks)
+    steps_ms = slowest(plain)
+    step_ms = float(np.median(steps_ms)) if len(steps_ms) else None
+    ranks = [*map(int, np.unique(columns_of(timings)["rank"]))]
+    num_ranks = len(ranks)
+    # a rank without a step of the kind that is judged cannot be
+    num_steps = len(own) if own.shape[1] == num_ranks else 0
+    needed = steps_needed(num_steps, FALSE_ALARMS / max(num_ranks, 1))
     undecided = None
     if num_ranks < 2:
         undecided = "with one rank, no other rank waits"
@@ -110,9 +122,10 @@ def find_stragglers(
         undecided = f"{num_steps} steps are too few, at least {least} are needed"
     if undecided or step_ms is None or needed is None:
         return Stragglers([], None, step_ms, num_steps, undecided)
-    ranks: list[Any] = own.columns.tolist()
-    others = {rank: own.drop(columns=rank).median(axis=1) for rank in ranks}
-    lags = [_lag(rank, own[rank] - others[rank], step_ms, needed) for rank in ranks]
+    lags = []
+    for place, rank in enumerate(ranks):
+        others = np.median(np.delete(own, place, axis=1), axis=1)
+        lags.append(_lag(rank, own[:, place] - others, step_ms, needed))
     lags.sort(key=lambda lag: -lag.excess_ms)
     slow = [lag.rank for lag in lags if lag.called]
     wait_ms = None
@@ -122,10 +135,10 @@ def find_stragglers(
 
 
 def own_work(
-    timings: pd.DataFrame, num_warmup_steps: int, *, waits_within: bool = False
-) -> pd.DataFrame:
-    """Return milliseconds of own work: a row per ``step``, a column per ``rank``,
-    without steps in which a value is missing.
+    timings: Table, num_warmup_steps: int, *, waits_within: bool = False
+) -> Floats:
+    """Return milliseconds of own work, shape (steps, ranks), without steps in which a
+    value is missing.
 
     Own work is batch, forward and backward pass, and optimizer. In plain steps, the
     backward pass ends when the last bucket is handed over. A rank that ``waits_within``
@@ -134,11 +147,12 @@ def own_work(
     """
     rows, backward = plain_steps(timings, num_warmup_steps), TO_LAST
     if waits_within or TO_LAST not in rows:
-        rows = summarized(timings, num_warmup_steps).query("kind == 'bracketed'")
+        rows = summarized(timings, num_warmup_steps)
+        rows = rows_where(rows, rows["kind"] == "bracketed")
         backward = "backward_compute_ms"
-    own = rows.reindex(columns=[*OWN, backward]).sum(axis=1, skipna=False)
-    table = rows.assign(own_ms=own).pivot(index="step", columns="rank", values="own_ms")
-    return table.dropna()
+    parts = [numbers(rows, name) for name in (*OWN, backward)]
+    found = by_step_and_rank(rows, np.sum(parts, axis=0))
+    return found[~np.isnan(found).any(axis=1)]
 
 
 def steps_needed(count: int, rate: float) -> int | None:
@@ -153,8 +167,8 @@ def steps_needed(count: int, rate: float) -> int | None:
     return int(enough[0]) if len(enough) else None
 
 
-def _lag(rank: int, excess: "pd.Series[float]", step_ms: float, needed: int) -> Lag:
-    values = np.sort(excess.to_numpy(np.float64))
+def _lag(rank: int, excess: Floats, step_ms: float, needed: int) -> Lag:
+    values = np.sort(excess)
     middle = float(np.median(values))
     # the interval of the same test, which rejects a median outside it
     beyond = steps_needed(len(values), INTERVAL[0] / 100)
@@ -170,14 +184,14 @@ def _lag(rank: int, excess: "pd.Series[float]", step_ms: float, needed: int) -> 
     )
 
 
-def _others_wait_ms(rows: pd.DataFrame, slow: Sequence[int]) -> float | None:
-    timed = rows.reindex(columns=[EXPOSED, OPTIMIZER_COMM]).fillna({OPTIMIZER_COMM: 0})
-    waits = rows.assign(ms=timed.sum(axis=1, skipna=False)).pivot(
-        index="step", columns="rank", values="ms"
-    )
-    ranks: list[Any] = waits.columns.tolist()
-    others = [rank for rank in ranks if rank not in slow]
-    if not slow or not others:
+def _others_wait_ms(rows: Columns, slow: Sequence[int]) -> float | None:
+    ranks = np.unique(rows["rank"])
+    others = ~np.isin(ranks, slow)
+    if not slow or not others.any():
         return None
-    longer = (waits[others].median(axis=1) - waits[slow[0]]).dropna()
-    return float(longer.median()) if len(longer) else None
+    comm = np.nan_to_num(numbers(rows, OPTIMIZER_COMM))
+    waits = by_step_and_rank(rows, numbers(rows, EXPOSED) + comm)
+    mine, theirs = waits[:, ranks == slow[0]].sum(axis=1), waits[:, others]
+    both = ~np.isnan(mine) & ~np.isnan(theirs).all(axis=1)
+    longer = np.nanmedian(theirs[both], axis=1) - mine[both]
+    return float(np.median(longer)) if len(longer) else None

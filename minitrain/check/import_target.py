@@ -60,8 +60,8 @@ def find_factory(written: str, arguments: Mapping[str, Any]) -> tuple[Any, int |
         return (partial(found, **arguments) if arguments else found), None
     place, _, name = written.rpartition(":")
     sizes: dict[str, Any] = SIZES
-    # it may be another project's
-    with suppress(UserError):
+    # it may be another project's, or the extra `lab`, which reads it, not installed
+    with suppress(UserError, ModuleNotFoundError):
         sizes = load(Path("params.yaml"), _OfModel).model.model_dump()
     own = {"file": place, "deps": place, "factory": name}
     section = validated({**sizes, **own, **arguments}, Model, "--arg ")

@@ -15,7 +15,7 @@ from minitrain import __version__
 from minitrain.cli import check, doctor, explain, record, report, show, summary, verify
 from minitrain.cli.answer import Answer
 from minitrain.cli.parser import Parser
-from minitrain.core.errors import EXIT_EVIDENCE, run_stage
+from minitrain.core.errors import EXIT_EVIDENCE, LAB, UserError, run_stage
 from minitrain.core.printable import as_lines
 
 COMMANDS = {
@@ -50,7 +50,13 @@ def run(arguments: Sequence[str]) -> int:
     if "answer" not in options:
         parser.print_help()
         return 0
-    answer: Answer = options.answer(options)
+    try:
+        answer: Answer = options.answer(options)
+    except ModuleNotFoundError as error:
+        if error.name not in LAB.split():
+            raise
+        needs = f"{options.parser.prog} needs {error.name}"
+        raise UserError(f"{needs}: pip install 'minitrain[lab]'") from None
     text = as_lines(answer.text.split("\n"))
     if options.json:
         text = json.dumps(answer.facts, indent=2, allow_nan=False)

@@ -1,66 +1,103 @@
 """The page of one recording or two: one self-contained HTML file."""
 
 from collections.abc import Sequence
+from math import isfinite
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-import pandas as pd
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from minitrain.cli.shown_words import PARTS, headline, straggler
 from minitrain.core.files import open_atomic
 from minitrain.recording.shown import Shown
 from minitrain.report.numbers import ms, percent, plural
-from minitrain.report.pictures import draw_account, draw_losses
-from minitrain.report.render import markdown, table, to_html
 
 
 def write_page(shown: Sequence[Shown], compared: Sequence[str], path: Path) -> None:
     """Write the page of the recordings ``shown`` to ``path``; ``compared`` are lines on
     what two of them have in common.
     """
-    with TemporaryDirectory() as name:
-        folder = Path(name)
-        facts = [one.facts() for one in shown]
-        losses = {f["folder"]: pd.DataFrame(f["losses"]) for f in facts if f["losses"]}
-        if losses:
-            draw_losses(losses, "Loss at recorded steps", folder / "losses.png")
-        title = " and ".join(f["folder"] for f in facts)
-        page = markdown(
-            "recording.md",
-            title=f"Recording {title}" if len(facts) == 1 else f"Recordings {title}",
-            recordings=[_section(f, n, folder) for n, f in enumerate(facts)],
-            losses=losses,
-            compared=compared,
-        )
-        with open_atomic(path) as file:
-            file.write(to_html(page, folder))
+    facts = [one.facts() for one in shown]
+    title = " and ".join(f["folder"] for f in facts)
+    templates = Environment(
+        loader=PackageLoader("minitrain.report"),
+        autoescape=True,
+        trim_blocks=True,
+        undefined=StrictUndefined,
+    )
+    page = templates.get_template("recording.html").render(
+        title=f"Recording{'s' if len(facts) > 1 else ''} {title}",
+        recordings=[_section(f) for f in facts],
+        compared=compared,
+        **_losses(facts),
+    )
+    with open_atomic(path) as file:
+        file.write(page)
 
 
-def _section(facts: dict[str, Any], number: int, folder: Path) -> dict[str, Any]:
+def _section(facts: dict[str, Any]) -> dict[str, Any]:
     lines = [headline(facts), *(f"alarm: {line}" for line in facts["alarms"])]
     lines += facts["notes"] or ([] if facts["alarms"] else ["No alarm, no note."])
+    section = {"folder": facts["folder"], "lines": lines, "bars": {}}
     if not facts["steps_timed"]:
-        return {"facts": facts, "lines": lines, "picture": None}
-    ranks = {r: of for r, of in facts["parts"].items() if r != "all"}
-    picture = f"account-{number}.png"
-    accounts = {f"rank {rank}": of for rank, of in ranks.items()}
-    step = facts["parts"]["all"]["step_ms"]
-    caption = (
-        f"A step takes {ms(step)} (mean of {plural(facts['steps_timed'], 'step')})"
-    )
-    draw_account(accounts, caption, folder / picture)
-    rows = [
-        [name, percent(facts["parts"]["all"][part] / step)]
-        + [f"{of[part]:.2f}" for of in ranks.values()]
+        return section
+    ranks = {f"rank {r}": of for r, of in facts["parts"].items() if r != "all"}
+    every = facts["parts"]["all"]
+    step, count = ms(every["step_ms"]), plural(facts["steps_timed"], "step")
+    longest = max(of["step_ms"] for of in ranks.values())
+    rows = {
+        part: [name, percent(every[part] / every["step_ms"])]
+        + [f"{of.get(part, 0.0):.2f}" for of in ranks.values()]
         for part, name in PARTS.items()
-        if part in facts["parts"]["all"]
-    ]
-    return {
-        "facts": facts,
-        "lines": lines,
-        "picture": picture,
-        "caption": caption,
-        "table": table(["mean ms", "share", *accounts], rows),
+        if part in every
+    }
+    return section | {
+        "bars": {name: _bar(of, longest) for name, of in ranks.items()},
+        "caption": f"A step takes {step} (mean of {count})",
+        "header": ["mean ms", "share", *ranks],
+        "rows": rows,
         "straggler": straggler(facts),
+    }
+
+
+def _bar(of: dict[str, Any], longest: float) -> list[dict[str, Any]]:
+    bar, start = [], 0.0
+    for key, name in PARTS.items():
+        if key in of and key != "step_ms":
+            share, text = of[key] / longest, f"{name}: {ms(of[key])}"
+            bar.append({"key": key, "start": start, "share": share, "text": text})
+            start += share
+    return bar
+
+
+def _losses(facts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    # points and ticks within a square of side 1, y downwards
+    curves = {
+        number: [(p["step"], p["loss"]) for p in f["losses"] if isfinite(p["loss"])]
+        for number, f in enumerate(facts)
+    }
+    points = [point for curve in curves.values() for point in curve]
+    if not points:
+        return {"curves": []}
+    (first, *_, last), (low, *_, high) = (
+        sorted([*values, values[0]]) for values in zip(*points, strict=True)
+    )
+    width, height = (last - first) or 1, (high - low) or 1
+    return {
+        "curves": [
+            {
+                "folder": facts[number]["folder"],
+                "points": [
+                    ((x - first) / width, (high - y) / height) for x, y in curve
+                ],
+            }
+            for number, curve in curves.items()
+            if curve
+        ],
+        "ticks": [
+            {"y": share, "text": f"{high - share * (high - low):.4g}"}
+            for share in (0.0, 0.5, 1.0)
+        ],
+        "first": first,
+        "last": last,
     }

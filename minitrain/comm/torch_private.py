@@ -28,6 +28,13 @@ from torch._C._distributed_c10d import Store as Store
 from torch._C._distributed_c10d import TCPStore as TCPStore
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
+from minitrain.core.errors import UserError
+
+# the first with ProcessGroup.get_group_store, in which ranks that record meet
+OLDEST = "2.9"
+if torch.__version__ < OLDEST:
+    raise UserError(f"torch {torch.__version__}: minitrain needs {OLDEST} or newer")
+
 COMPILER_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 # nanoseconds of the last step; torch's averages begin with the first step
 LOGGED = (

@@ -24,11 +24,9 @@ EXIT_USER = 2
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 # the only hint in torch.save's error when it writes to a path on a full disk
 OF_TORCH = "unexpected pos"
-# imported by stages and commands; DVC is run as a program
-PACKAGES = (
-    "blake3 cloudpickle jinja2 markdown_it markupsafe matplotlib numpy pandas psutil "
-    "pydantic ruamel safetensors torch tqdm"
-)
+# what all commands import, and what stages do of the extra `lab`
+PACKAGES = "blake3 cloudpickle jinja2 numpy pydantic safetensors torch tqdm"
+LAB = "markdown_it markupsafe matplotlib pandas psutil ruamel"
 NO_PROCESS = "cannot start a process or thread; `ulimit -u` limits them"
 
 
@@ -113,11 +111,11 @@ def describe_os_error(error: OSError) -> str:
     return f"{path}: {error.strerror or error}"
 
 
-def require_packages() -> None:
-    """Exit with one line if a package that `make` installs is missing. Call it before
-    importing any of them.
+def require_packages(names: str = PACKAGES) -> None:
+    """Exit with one line if a package of ``names``, which `make` installs, is missing.
+    Call it before importing any of them.
     """
-    if missing := [name for name in PACKAGES.split() if find_spec(name) is None]:
+    if missing := [name for name in names.split() if find_spec(name) is None]:
         start = f"{sys.executable}: missing packages {', '.join(missing)}"
         sys.exit(say(f"{start}: run `make`, which installs them in .venv", EXIT_USER))
 

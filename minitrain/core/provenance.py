@@ -13,8 +13,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from ruamel.yaml import YAML
-
 from minitrain.core.code_lock import read_lock
 from minitrain.core.errors import UserError
 
@@ -185,6 +183,8 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 def _deps(script: Path, folder: Path) -> list[str]:
     # dependencies of the stage in folder/dvc.yaml that runs the script
+    from ruamel.yaml import YAML
+
     yaml = YAML(typ="safe")
     params = folder / "params.yaml"
     sections = yaml.load(params.read_text("utf-8")) if params.is_file() else {}

@@ -13,8 +13,6 @@ from typing import Annotated, Any, TypeVar, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
 
 from minitrain.core.errors import Mistakes, UserError, did_you_mean
 from minitrain.core.printable import shortened
@@ -92,6 +90,10 @@ def load(path: Path, schema: type[S]) -> S:
     Raises UserError (one line per mistake) if the file is missing, is not YAML, or does
     not match ``schema``.
     """
+    # of the extra `lab`
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
     try:
         text = require_regular(path, MOST_OF_INDEX).read_text(encoding="utf-8")
         document = YAML(typ="safe", pure=True).load(text)

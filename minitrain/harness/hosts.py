@@ -9,8 +9,6 @@ import socket
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import psutil
-
 from minitrain.core.errors import UserError
 
 # torchrun's own default
@@ -134,6 +132,8 @@ def _where(endpoint: str) -> tuple[str, int]:
 
 def own_interfaces() -> list[Interface]:
     """Return every address of this host with its interface, in gloo's order."""
+    import psutil
+
     families = (socket.AF_INET, socket.AF_INET6)
     return [
         Interface(name, one.address.partition("%")[0])
@@ -145,6 +145,8 @@ def own_interfaces() -> list[Interface]:
 
 def interface_named(name: str) -> Interface:
     """Return interface ``name``; raises UserError if it has no address or is down."""
+    import psutil
+
     states = psutil.net_if_stats()
     if name not in states:
         names = ", ".join(sorted(states))

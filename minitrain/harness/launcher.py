@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
-import psutil
 import torch
 
 from minitrain.comm.store import (
@@ -225,6 +224,8 @@ def _environment(
 
 
 def _ranks_among_children(folder: Path) -> dict[int, int]:
+    import psutil
+
     # pids by local rank, from the children's environment: torchrun does not expose them
     found = {}
     # in a container /proc may be hidden or belong to another namespace

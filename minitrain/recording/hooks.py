@@ -183,6 +183,18 @@ def is_training_pass(module: nn.Module) -> bool:
     return kept and not checkpointing & AGAIN
 
 
+def is_within_itself(module: nn.Module) -> bool:
+    """Return whether the forward pass of ``module`` is within another one of it, as
+    where Lightning makes the whole training step the pass of a wrapped module.
+    """
+    calls, frame = 0, inspect.currentframe()
+    while frame is not None:
+        if (frame.f_code.co_filename, frame.f_code.co_name) == CALL:
+            calls += frame.f_locals.get("self") is module
+        frame = frame.f_back
+    return calls > 1
+
+
 def acts_in_training(inner: nn.Module) -> bool:
     """Return whether a module of ``inner`` is in training mode that computes something
     else in evaluation mode.

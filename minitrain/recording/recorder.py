@@ -36,6 +36,7 @@ from minitrain.recording.hooks import (
     is_in_parts,
     is_pass_with_others,
     is_training_pass,
+    is_within_itself,
     parameters_of,
 )
 from minitrain.recording.optimizers import Optimizers, Stepped, unwrapped
@@ -174,7 +175,7 @@ class Recorder:
         """Return what was recorded so far by the ranks whose files are on this host, as
         :func:`minitrain.show` does of a folder.
         """
-        # pandas takes half a second to import
+        # what reads recordings is no part of a run
         from minitrain.recording.shown import show
 
         return show(self._folder)
@@ -214,7 +215,7 @@ class Recorder:
         # what was compiled goes on calling hooks that were removed, and a copy that
         # shares them is another model
         is_one = any(module is one for one in self._called)
-        return self._state == "recording" and is_one
+        return self._state == "recording" and is_one and not is_within_itself(module)
 
     def _step_begins(self, stepped: Stepped) -> None:
         self._clock.step_begins()

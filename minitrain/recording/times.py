@@ -1,14 +1,17 @@
 """The times of a recording, for the step account and the verdict on stragglers."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from io import StringIO
+from math import nan
 from pathlib import Path
 from statistics import median
+from typing import Any
 
-import pandas as pd
+import numpy as np
 
 from minitrain.analysis.account import ALL_RANKS, account, means, plain_steps
+from minitrain.analysis.columns import Columns, Floats, longest_s
 from minitrain.analysis.stragglers import Stragglers, find_stragglers
 from minitrain.core.errors import UserError
 from minitrain.recording.clock import COLUMNS, path_of_times
@@ -29,31 +32,30 @@ class Times:
     so that neither it nor the one after it counts.
     """
 
-    rows: pd.DataFrame
+    rows: Columns
     hosts: frozenset[str]
 
     @property
     def one_clock(self) -> bool:
         """Whether the moments of all ranks can be compared."""
-        has_moments = bool(self.rows["last_bucket_at_ns"].notna().all())
-        return len(self.hosts) == 1 and has_moments
+        lacks_moments = np.isnan(self.rows["last_bucket_at_ns"]).any()
+        return len(self.hosts) == 1 and not lacks_moments
 
     @cached_property
-    def steps(self) -> pd.DataFrame:
+    def steps(self) -> Columns:
         """The steps that are summarized, of all ranks."""
         return plain_steps(self.rows, WARMUP_STEPS)
 
     @cached_property
-    def account(self) -> pd.DataFrame:
+    def account(self) -> list[dict[str, Any]]:
         """The step account."""
         return account(self.rows, WARMUP_STEPS, one_clock=self.one_clock)
 
     @property
     def parts(self) -> dict[str, dict[str, float | None]]:
         """Mean milliseconds of each part of a step, by rank and of ``all`` of them."""
-        table = self.account
-        names = [str(rank) for rank in table["rank"].unique()]
-        return {name.removeprefix("rank "): means(table, name) for name in names}
+        names = dict.fromkeys(row["rank"] for row in self.account)
+        return {name.removeprefix("rank "): means(self.account, name) for name in names}
 
     @cached_property
     def stragglers(self) -> Stragglers:
@@ -63,14 +65,15 @@ class Times:
     @property
     def num_steps(self) -> int:
         """Steps of the rank that made the most."""
-        return int(self.rows.groupby("rank").size().max())
+        _, counts = np.unique(self.rows["rank"], return_counts=True)
+        return int(counts.max(initial=0))
 
     @property
     def num_timed(self) -> int:
         """Steps behind the means: without the first, those that were recorded, and
         those after an evaluation or a recorded one.
         """
-        return int(self.steps["step"].nunique())
+        return len(np.unique(self.steps["step"]))
 
     @property
     def late_part(self) -> str | None:
@@ -89,9 +92,7 @@ class Times:
     @property
     def samples_per_s(self) -> float | None:
         """Samples of all ranks in a second, of the rank that took the longest."""
-        steps = self.steps
-        seconds = steps.groupby("rank")["step_ms"].sum().max() / 1e3
-        samples = float(steps["tokens"].sum())
+        seconds, samples = longest_s(self.steps), float(self.steps["tokens"].sum())
         return samples / seconds if samples and seconds > 0 else None
 
 
@@ -118,27 +119,32 @@ def compare_times(a: Times | None, b: Times | None) -> TimesCompared | None:
     """Return how the steps of ``b`` take longer than those of ``a``; None where one of
     them has no step that was timed.
     """
-    if a is None or b is None or a.account.empty or b.account.empty:
+    if a is None or b is None or not a.account or not b.account:
         return None
-    ours, theirs = (_of_all(one) for one in (a, b))
-    named = [ours.add_suffix("_a"), theirs.add_suffix("_b")]
-    both = pd.concat(named, axis="columns").fillna(0.0)
-    longer = both["mean_ms_b"] - both["mean_ms_a"]
-    noise = both["half_a"] + both["half_b"]
-    beyond = longer[longer.abs() > noise].sort_values(key=lambda x: -x.abs())
+    ours, theirs = _of_all(a), _of_all(b)
+    longer, noise = dict[str, float](), dict[str, float]()
+    for part in {**ours, **theirs}:
+        (mine, half), (other, other_half) = (
+            one.get(part, (0.0, 0.0)) for one in (ours, theirs)
+        )
+        longer[part], noise[part] = other - mine, half + other_half
+    largest = sorted(longer, key=lambda part: -abs(longer[part]))
     return TimesCompared(
-        a_ms=float(ours["mean_ms"].sum()),
-        b_ms=float(theirs["mean_ms"].sum()),
-        noise_ms=float((noise**2).sum() ** 0.5),
-        parts={str(part): float(ms) for part, ms in beyond.items()},
+        a_ms=sum(ms for ms, _ in ours.values()),
+        b_ms=sum(ms for ms, _ in theirs.values()),
+        noise_ms=sum(ms**2 for ms in noise.values()) ** 0.5,
+        parts={p: longer[p] for p in largest if abs(longer[p]) > noise[p]},
         one_host=a.hosts == b.hosts,
     )
 
 
-def _of_all(times: Times) -> pd.DataFrame:
-    table = times.account.query("rank == @ALL_RANKS").set_index("part")
-    half = (table["high_ms"] - table["low_ms"]) / 2
-    return table[["mean_ms"]].assign(half=half)
+def _of_all(times: Times) -> dict[str, tuple[float, float]]:
+    # the mean of each part, and half the width of its interval
+    return {
+        row["part"]: (row["mean_ms"], (row["high_ms"] - row["low_ms"]) / 2)
+        for row in times.account
+        if row["rank"] == ALL_RANKS
+    }
 
 
 def read_times(folder: Path) -> Times | None:
@@ -149,34 +155,44 @@ def read_times(folder: Path) -> Times | None:
     found = {rank: file for rank, file in files.items() if file.exists()}
     if not found:
         return None
-    tables, hosts = [], set()
+    ranks, hosts = [], set()
     for rank, file in found.items():
-        # a last line that was cut is left out
-        whole, _, _ = file.read_text().rpartition("\n")
-        hosts.add(whole.partition("\n")[0])
         try:
-            table = pd.read_csv(
-                StringIO(whole), comment="#", names=[*COLUMNS], header=0
-            )
-            tables.append(_as_timings(table.astype(float)).assign(rank=rank))
+            # a last line that was cut is left out
+            lines = file.read_text().split("\n")[:-1]
+            hosts.add(lines[0] if lines else "")
+            ranks.append(_as_timings(_cells(lines), rank))
         except ValueError as error:
             raise UserError(f"{file}: damaged: {str(error)[:80]}") from None
-    rows = pd.concat(tables, ignore_index=True)
+    rows = {name: np.concatenate([of[name] for of in ranks]) for name in ranks[0]}
     return Times(rows, frozenset(hosts))
 
 
-def _as_timings(table: pd.DataFrame) -> pd.DataFrame:
+def _cells(lines: Sequence[str]) -> dict[str, Floats]:
+    # the columns of a file, without its comments and its row of names
+    rows = [line.split(",") for line in lines if not line.startswith("#")][1:]
+    if any(len(row) != len(COLUMNS) for row in rows):
+        raise ValueError(f"a row without {len(COLUMNS)} columns")
+    cells = [[float(cell or nan) for cell in row] for row in rows]
+    columns = np.array(cells, np.float64).reshape(len(rows), len(COLUMNS)).T
+    return dict(zip(COLUMNS, columns, strict=True))
+
+
+def _as_timings(table: Mapping[str, Floats], rank: int) -> Columns:
     # several optimizers make steps of their own
-    rows = table.drop(columns=["optimizer", "step"]).assign(step=range(len(table)))
-    own = {"exposed_ms": "comm_exposed_ms", "last_gradient_ns": "last_bucket_at_ns"}
+    count = len(table["step"])
+    rows: Columns = {"step": np.arange(count), "rank": np.full(count, rank)}
+    same = ("data_ms", "forward_ms", "other_ms", "optimizer_ms")
+    own = dict(zip(same, same, strict=True))
+    own |= {"exposed_ms": "comm_exposed_ms", "last_gradient_ns": "last_bucket_at_ns"}
     own |= {"backward_ms": "to_last_bucket_ms", "samples": "tokens"}
-    rows = rows.rename(columns=own)
+    rows |= {name: table[column] for column, name in own.items()}
     parts = ["data", "forward", "to_last_bucket", "comm_exposed", "other", "optimizer"]
-    return rows.assign(
-        kind=rows["recorded"].map({0: "plain", 1: "bracketed"}),
-        recorded=False,
+    return rows | {
+        "kind": np.where(table["recorded"] == 1, "bracketed", "plain"),
+        "recorded": np.full(count, False),
         # a pause between steps, which is no part of them
-        after_interruption=rows["evals"] > 0,
-        backward_ms=rows["to_last_bucket_ms"] + rows["comm_exposed_ms"],
-        step_ms=rows[[f"{part}_ms" for part in parts]].sum(axis=1),
-    )
+        "after_interruption": table["evals"] > 0,
+        "backward_ms": rows["to_last_bucket_ms"] + rows["comm_exposed_ms"],
+        "step_ms": sum((rows[f"{part}_ms"] for part in parts), np.zeros(count)),
+    }

@@ -52,9 +52,9 @@ def prepare() -> None:
 
 
 def _record(model: nn.Module, settings: dict[str, Any]) -> None:
-    from minitrain.recording.recorder import Recorder
-
     try:
+        from minitrain.recording.recorder import Recorder
+
         recorder = Recorder(model, None, **settings)
         recorder.start()
     except UserError as error:
@@ -76,10 +76,11 @@ def _record(model: nn.Module, settings: dict[str, Any]) -> None:
         destroy(group)
 
     dist.destroy_process_group = stop_before
-    atexit.register(_stop, recorder)
+    atexit.register(stop_at_exit, recorder)
 
 
-def _stop(recorder: Any) -> None:
+def stop_at_exit(recorder: Any) -> None:
+    """Stop ``recorder`` as the process exits."""
     # an error that ended the script is over when the interpreter comes here
     error = getattr(sys, "last_value", None)
     if error is None:

@@ -49,6 +49,6 @@ def judged(study: Stragglers, run: RunConfig, inject: Inject | None) -> Row:
         **{key: vars(found.lags[0])[key] for key in ("excess_ms", "low_ms", "high_ms")},
         **{key: getattr(found, key) for key in ("others_wait_ms", "visible_ms")},
         "step_ms": found.step_ms,
-        "slowest_own_ms": own.max(axis=1).median(),
-        "mean_own_ms": own.mean(axis=1).median(),
+        "slowest_own_ms": float(np.median(own.max(axis=1))),
+        "mean_own_ms": float(np.median(own.mean(axis=1))),
     }

@@ -126,7 +126,7 @@ def test_account_by_hand() -> None:
 
 def test_parts_of_each_rank_add_up_to_its_step() -> None:
     table = account(timings(), WARMUP)
-    assert [*table["rank"].unique()] == ["all", "rank 0", "rank 1"]
+    assert [*dict.fromkeys(row["rank"] for row in table)] == ["all", "rank 0", "rank 1"]
     first, second = means(table, "rank 0"), means(table, "rank 1")
     assert (first["step_ms"], second["step_ms"]) == pytest.approx((94.5, 98))
     assert (first["wait_ms"], second["wait_ms"]) == (2, 1)
@@ -197,7 +197,7 @@ def test_ddps_own_log_beside_the_clock() -> None:
 
 
 def test_nothing_left_to_summarize() -> None:
-    assert account(timings(), 1000).empty
+    assert account(timings(), 1000) == []
     assert means(account(timings(), 1000)) == {"step_ms": None}
     summary = summarize(timings(), 1000)
     assert summary.pop("num_steps_summarized") == 0
@@ -251,7 +251,7 @@ def test_ranks_of_several_hosts_have_no_skew() -> None:
 
 
 def test_intervals_are_around_the_means_of_the_account() -> None:
-    table = account(timings(), WARMUP).set_index("part")
+    table = pd.DataFrame(account(timings(), WARMUP)).set_index("part")
     table = table[table["rank"] == "rank 0"]
     assert (table["low_ms"] <= table["mean_ms"]).all()
     assert (table["mean_ms"] <= table["high_ms"]).all()
@@ -264,12 +264,11 @@ def test_intervals_are_around_the_means_of_the_account() -> None:
 def test_intervals_are_the_same_every_time() -> None:
     rows = [plain(20 + i, 0, data_ms=i**0.5) for i in range(50)]
     table = pd.DataFrame([*clean_rows(), *rows])
-    first, second = (account(table, WARMUP) for _ in range(2))
-    pd.testing.assert_frame_equal(first, second, check_exact=True)
+    assert account(table, WARMUP) == account(table, WARMUP)
 
 
 def width(rows: pd.DataFrame, part: str) -> float:
-    table = account(rows, WARMUP).set_index(["rank", "part"])
+    table = pd.DataFrame(account(rows, WARMUP)).set_index(["rank", "part"])
     low, high = table.loc[("all", part), ["low_ms", "high_ms"]]
     return float(high - low)
 

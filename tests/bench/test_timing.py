@@ -116,7 +116,8 @@ def test_no_step_of_the_warm_up_is_in_any_number(project: Path) -> None:
         assert written[run]["step_p95_ms"] < 100
         assert written[run]["account"]["forward_ms"] < 30
         mine = intervals[intervals["run"] == run].drop(columns="run")
-        pd.testing.assert_frame_equal(mine.reset_index(drop=True), table)
+        expected = pd.DataFrame(table)
+        pd.testing.assert_frame_equal(mine.reset_index(drop=True), expected)
         assert mine["high_ms"].max() < 100
 
 

@@ -71,7 +71,11 @@ def test_page_is_one_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> N
     page = folder / "page.html"
     shown(folder / "a", folder / "b", "--html", page, capsys=capsys)
     text = page.read_text()
-    assert text.count("data:image/png;base64,") == 3
+    # the parts of two ranks, and two losses
+    assert text.count('role="img"') == 3
+    assert text.count("<polyline") == 2
+    # the parts of a rank stand in one row
+    assert {*re.findall(r'<rect x="[\d.]+" y="(\d+)"', text)} == {"4"}
     assert not re.findall(r'(?:src|href)="(?!data:|#)[^"]+"', text)
     assert "different at step 0: learning rate" in text
     with pytest.raises(UserError, match=r"must end in \.html"):

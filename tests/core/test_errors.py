@@ -128,13 +128,16 @@ def test_python_without_packages_and_a_folder_without_a_project_are_one_line(
         "markdown-it-py": "markdown_it",
         "numpy>=2": "numpy",
         "ruamel.yaml": "ruamel",
+        "torch>=2.9": "torch",
     }
-    needed = [modules.get(name, name) for name in project["dependencies"]]
-    needed.remove("dvc")
-    missing = f": missing packages {', '.join(needed)}: run `make`"
+    needed, of_lab = (
+        [modules.get(name, name) for name in names if name != "dvc"]
+        for names in (project["dependencies"], project["optional-dependencies"]["lab"])
+    )
+    missing = ": missing packages "
     for words, folder, line in (
-        (("-S", *module), ROOT, missing),
-        (("-S", *command), ROOT, missing),
+        (("-S", *module), ROOT, f"{missing}{', '.join(needed + of_lab)}: run `make`"),
+        (("-S", *command), ROOT, f"{missing}{', '.join(needed)}: run `make`"),
         (module, tmp_path, f"error: params.yaml: not in {tmp_path}: run this in the "),
         (command, tmp_path, f"error: params.yaml: not in {tmp_path}: run this in the "),
     ):

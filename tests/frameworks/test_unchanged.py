@@ -8,14 +8,21 @@ import sys
 from pathlib import Path
 
 import pytest
-from example_loops import LOOPS, python_of, run_as_users_do, script_of, variables_of
+from example_loops import (
+    LOOPS,
+    MINITRAIN,
+    python_of,
+    record,
+    rows,
+    run_as_users_do,
+    script_of,
+    torchrun,
+)
 from project import ROOT, environment
 from thorough import thorough_after
 from waiting import GENEROUS_S
 
-from minitrain.recording.format import OfRank, read_recording
-
-MINITRAIN = [Path(sys.executable).with_name("minitrain")]
+from minitrain.recording.format import read_recording
 
 
 def unchanged(name: str, folder: Path) -> Path:
@@ -29,29 +36,6 @@ def unchanged(name: str, folder: Path) -> Path:
     return script
 
 
-def record(
-    folder: Path, command: list[str | Path], temporary: Path, **variables: str
-) -> "subprocess.CompletedProcess[str]":
-    """Run a command under ``minitrain record``."""
-    path = os.pathsep.join([str(ROOT / "examples"), str(ROOT)])
-    own = variables_of(str(temporary), PYTHONPATH=path, **variables)
-    return subprocess.run(
-        [*MINITRAIN, "record", folder, "--", *command],
-        env=own,
-        cwd=temporary,
-        capture_output=True,
-        text=True,
-        timeout=GENEROUS_S,
-        check=False,
-    )
-
-
-def rows(of: OfRank) -> list[dict[str, object]]:
-    """What was recorded, without the losses, which no hook sees."""
-    steps = [{k: v for k, v in row.items() if k != "loss"} for row in of.steps.values()]
-    return [of.header, *steps, of.end or {}]
-
-
 @pytest.mark.parametrize(
     ("name", "world_size"),
     thorough_after(2, [("nanogpt_style", 2), ("with_trainer", 2)])
@@ -61,13 +45,9 @@ def test_recording_is_the_same_as_with_the_lines(
     name: str, world_size: int, tmp_path: Path
 ) -> None:
     run_as_users_do(name, world_size, tmp_path / "changed")
-    python = [python_of(name)]
-    if world_size > 1:
-        log = f"--log-dir={tmp_path}/logs"
-        run = ["-m", "torch.distributed.run", "--standalone", log]
-        python += [*run, f"--nproc-per-node={world_size}"]
-    script = unchanged(name, tmp_path)
-    done = record(tmp_path / "same", [*python, script, "unused"], tmp_path)
+    command = [python_of(name), *torchrun(world_size, tmp_path)]
+    command += [unchanged(name, tmp_path), "unused"]
+    done = record(tmp_path / "same", command, tmp_path)
     assert done.returncode == 0, done.stderr[-4000:]
     ours, theirs = (read_recording(tmp_path / n) for n in ("changed", "same"))
     assert ours.world_size == theirs.world_size == world_size
@@ -148,6 +128,15 @@ def test_other_modules_are_named(tmp_path: Path) -> None:
     assert last.startswith(
         "minitrain: recorded 6 steps, the first three and each 10-th"
     )
+
+
+def test_older_torch_is_one_line_and_the_run_goes_on(tmp_path: Path) -> None:
+    script, older = tmp_path / "train.py", "torch.__version__ = TorchVersion('2.8.1')"
+    older = f"from torch.torch_version import TorchVersion\n{older}\nmodel ="
+    script.write_text(TRAINS.format(end="").replace("model =", older, 1))
+    done = record(tmp_path / "run", [sys.executable, script], tmp_path)
+    line = "nothing is recorded: torch 2.8.1: minitrain needs 2.9 or newer"
+    assert (done.returncode, done.stderr) == (0, f"minitrain: {line}\n")
 
 
 def test_folder_with_a_recording_is_refused_before_the_command_runs(

@@ -41,7 +41,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 EDITS_OF_PATH = ("sys.path.insert", "sys.path.append")
 # doors: they name what lies in packages, and nothing in a package imports them
-DOORS = {"__init__.py", "__main__.py", "ddp.py"}
+DOORS = {"__init__.py", "__main__.py", "callbacks.py", "ddp.py"}
 
 
 def relative(path: Path) -> str:
@@ -77,7 +77,7 @@ def test_library_does_not_grow() -> None:
         )
         for package in MAY_IMPORT
     }
-    assert sum(count.values()) <= 26_700
+    assert sum(count.values()) <= 26_840
     text = (ROOT / "CONTRIBUTING.md").read_text().partition("## How large it is")[2]
     stated = {name: float(n) for name, n in re.findall(r"`(\w+)`\s(\d+\.\d)", text)}
     assert stated.keys() == count.keys()
@@ -117,8 +117,8 @@ def test_library_is_documented_and_knows_no_stage_and_no_path() -> None:
 def test_every_package_has_its_place() -> None:
     inside = {Path(relative(p)).parts[1] for p in LIBRARY}
     assert inside == {*MAY_IMPORT, *DOORS}
-    # what says that the library is typed, too; what models say is the 20th
-    assert len(inside | {"py.typed"}) <= 20
+    # what says that the library is typed, too
+    assert len(inside | {"py.typed"}) <= 21
 
 
 def test_no_package_imports_what_stands_above_it() -> None:

@@ -1,4 +1,4 @@
-"""The wheel outside the clone: in an environment of its own, in an empty folder."""
+"""The wheel beside torch, without the extra `lab`, outside the clone."""
 
 import os
 import re
@@ -8,9 +8,12 @@ import tomllib
 import venv
 import zipfile
 from email.parser import Parser
+from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from pages import blocks
 from project import ROOT, copy_project
 from thorough import thorough_after
@@ -55,19 +58,35 @@ def wheel(source: Path) -> Path:
     return path
 
 
+def needed_by(*requirements: str) -> set[str]:
+    """Return the distributions that pip installs for ``requirements``."""
+    found: set[str] = set()
+    waiting = [*requirements]
+    while waiting:
+        one = Requirement(waiting.pop())
+        name = canonicalize_name(one.name)
+        applies = one.marker is None or one.marker.evaluate({"extra": ""})
+        if applies and name not in found:
+            found.add(name)
+            waiting += distribution(name).requires or []
+    return found
+
+
 @pytest.fixture(scope="module")
 def bin_folder(wheel: Path) -> Path:
-    """Commands of an environment that has the wheel, and the dependencies by path. No
-    .pth of theirs is read, so an editable minitrain among them is not there.
-    """
+    """Commands of an environment that has the wheel, and by links what it needs."""
     folder = wheel.parents[1] / "environment"
     venv.create(folder, symlinks=True)
     own = folder / "bin/python"
     alone = ("--no-deps", "--no-index", "--no-compile")
     run(sys.executable, *PIP, "--python", own, "install", *alone, wheel)
-    beside = [path for path in sys.path if Path(path).name == "site-packages"]
     (site,) = folder.glob("lib/python*/site-packages")
-    (site / "dependencies.pth").write_text("\n".join(beside) + "\n")
+    for name in needed_by(*PROJECT["dependencies"]):
+        files = distribution(name).files or []
+        # no scripts, and no .pth, by which setuptools would be imported
+        for top in {f.parts[0] for f in files} - {"..", "__pycache__"}:
+            if not (site / top).exists() and not top.endswith(".pth"):
+                (site / top).symlink_to(distribution(name).locate_file(top))
     return own.parent
 
 
@@ -96,7 +115,14 @@ def test_wheel_holds_the_library_and_nothing_else(source: Path, wheel: Path) -> 
     said = Parser().parsestr(zipfile.ZipFile(wheel).read(f"{about}METADATA").decode())
     assert said["Version"] == minitrain.__version__
     assert said["Requires-Python"] == PROJECT["requires-python"]
-    assert sorted(said.get_all("Requires-Dist", [])) == PROJECT["dependencies"]
+    required = [r for r in said.get_all("Requires-Dist", []) if "extra" not in r]
+    assert sorted(required) == PROJECT["dependencies"]
+
+
+def test_at_most_ten_distributions_are_added_to_torch() -> None:
+    added = needed_by(*PROJECT["dependencies"]) - needed_by("torch")
+    assert len({"minitrain", *added}) <= 10, added
+    assert added.isdisjoint({"dvc", "matplotlib", "pandas", "ruamel-yaml"})
 
 
 def test_import_comes_from_the_wheel(bin_folder: Path, tmp_path: Path) -> None:
@@ -132,9 +158,31 @@ def test_record_and_verify(bin_folder: Path, tmp_path: Path) -> None:
     assert equal.startswith("equal bits: 3 recorded steps and the end\n")
     parted = run(*command, "runs/other", folder=tmp_path, expect=1).stdout
     assert parted.startswith("different at step 0: learning rate")
+    command = (bin_folder / "minitrain", "show", "runs/one", "runs/again")
+    shown = run(*command, "--html", "page.html", folder=tmp_path).stdout
+    assert shown.count("1 rank, 4 steps, 3 recorded") == 2
+    assert "equal bits" in (tmp_path / "page.html").read_text()
 
 
-def test_what_needs_a_project_is_one_line(bin_folder: Path, tmp_path: Path) -> None:
-    done = run(bin_folder / "minitrain", "report", folder=tmp_path, expect=2)
-    line = f"params.yaml: not in {tmp_path}: run this in the project's root"
+def test_unchanged_script_is_recorded(bin_folder: Path, tmp_path: Path) -> None:
+    text = RECORDED.replace("import minitrain\n", "")
+    text = re.sub("^with minitrain.*$", "if True:", text, flags=re.M)
+    (tmp_path / "loop.py").write_text(text)
+    command = (bin_folder / "minitrain", "record", "run", "--", bin_folder / "python")
+    done = run(*command, "loop.py", "unused", "0.1", folder=tmp_path)
+    assert done.stderr.startswith("minitrain: recorded 4 steps")
+
+
+@pytest.mark.parametrize(
+    ("words", "package"),
+    [("report", "pandas"), ("verify one other --picture a.png", "matplotlib")],
+)
+def test_what_needs_the_lab_is_one_line(
+    bin_folder: Path, tmp_path: Path, words: str, package: str
+) -> None:
+    (tmp_path / "loop.py").write_text(RECORDED)
+    for name in ("one", "other")[: words.count("one") * 2]:
+        run(bin_folder / "python", "loop.py", name, "0.1", folder=tmp_path)
+    done = run(bin_folder / "minitrain", *words.split(), folder=tmp_path, expect=2)
+    line = f"minitrain {words.split()[0]} needs {package}: pip install 'minitrain[lab]'"
     assert done.stderr == f"error: {line}\n"

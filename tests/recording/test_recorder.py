@@ -182,6 +182,24 @@ def test_passes_that_do_not_train_are_not_counted(tmp_path: Path) -> None:
     assert [row["forwards"] for row in steps_of(tmp_path)] == [1, 2, 3]
 
 
+def test_pass_within_a_pass_of_the_same_model_is_part_of_it(tmp_path: Path) -> None:
+    """As under Lightning, whose training step is the pass of a wrapped module."""
+
+    class Step(nn.Linear):
+        def forward(self, x: torch.Tensor, is_step: bool = True) -> torch.Tensor:
+            return self(x, False).sum() if is_step else super().forward(x)
+
+    model = Step(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with minitrain.record(model, optimizer, tmp_path):
+        for _ in range(2):
+            model(torch.ones(4, 3)).backward()
+            optimizer.step()
+    one = read_recording(tmp_path).ranks[0]
+    assert [row["forwards"] for row in one.steps.values()] == [1, 2]
+    assert [len(row["inputs"]) for row in one.steps.values()] == [1, 1]
+
+
 def test_an_error_ends_the_recording_early(tmp_path: Path) -> None:
     def stop_at(step: int) -> None:
         if step == 1:

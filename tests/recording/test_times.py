@@ -136,7 +136,7 @@ def test_planted_delays_are_booked_to_their_part_and_rank(
     assert mine["comm_exposed_ms"] == pytest.approx(took["comm_exposed_ms"], rel=0.3)
     assert other["wait_ms"] == pytest.approx(sum(took.values()), rel=0.15)
     assert mine["wait_ms"] < 0.1 * sum(took.values())
-    steps = times.steps.groupby("rank")["step_ms"].mean()
+    steps = pd.DataFrame(times.steps).groupby("rank")["step_ms"].mean()
     assert mine["step_ms"] == pytest.approx(steps[late], rel=1e-9)
     assert other["step_ms"] == pytest.approx(steps[1 - late], rel=1e-9)
     facts = show(tmp_path / "run")

@@ -1,5 +1,6 @@
 """The loops of examples/, each with a recording: as users start them, or by forks."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -9,6 +10,9 @@ from tempfile import TemporaryDirectory, gettempdir
 import pytest
 from mutated import Server, run_script
 from project import ROOT, environment
+from waiting import GENEROUS_S
+
+from minitrain.recording.format import OfRank
 
 # what torch imports as soon as there is an optimizer is slow, too
 MODULES = ("torch._dynamo", "minitrain")
@@ -21,6 +25,7 @@ LOOPS = {
 }
 # the frameworks are no part of the environment that the tests themselves run in
 PEERS = ROOT / ".venv-peers/bin/python"
+MINITRAIN = [Path(sys.executable).with_name("minitrain")]
 Run = Callable[..., str]
 
 
@@ -60,6 +65,34 @@ def run_as_users_do(name: str, world_size: int, folder: Path, *arguments: str) -
             timeout=240,
         )
     assert done.returncode == 0, done.stderr[-4000:]
+
+
+def torchrun(world_size: int, temporary: Path) -> list[str]:
+    """Return what follows python to start so many ranks."""
+    run = ["-m", "torch.distributed.run", "--standalone", f"--log-dir={temporary}/logs"]
+    return [*run, f"--nproc-per-node={world_size}"] if world_size > 1 else []
+
+
+def record(
+    folder: Path, command: list[str | Path], temporary: Path, **variables: str
+) -> "subprocess.CompletedProcess[str]":
+    """Run a command under ``minitrain record``."""
+    path = os.pathsep.join([str(ROOT / "examples"), str(ROOT)])
+    return subprocess.run(
+        [*MINITRAIN, "record", folder, "--", *command],
+        env=variables_of(str(temporary), PYTHONPATH=path, **variables),
+        cwd=temporary,
+        capture_output=True,
+        text=True,
+        timeout=GENEROUS_S,
+        check=False,
+    )
+
+
+def rows(of: OfRank) -> list[dict[str, object]]:
+    """What was recorded, without the losses, which no hook sees."""
+    steps = [{k: v for k, v in row.items() if k != "loss"} for row in of.steps.values()]
+    return [of.header, *steps, of.end or {}]
 
 
 def loops_by_fork() -> Iterator[Run]:

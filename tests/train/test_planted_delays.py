@@ -75,7 +75,7 @@ def test_planted_delays_are_booked_to_their_part_and_rank(rank: int) -> None:
     rows = pd.DataFrame(timed_run(run, 2, Delays(rank), timeout_s=120))
     table = account(rows, WARMUP)
     late, other = (means(table, f"rank {r}") for r in (rank, 1 - rank))
-    plain = plain_steps(rows, WARMUP)
+    plain = pd.DataFrame(plain_steps(rows, WARMUP))
     mine = plain[plain["rank"] == rank]
     took = {part: float(mine[planted(part)].mean()) for part in DELAYS}
     assert late["step_ms"] == pytest.approx(mine["step_ms"].mean(), rel=1e-9)

@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from ruamel.yaml import YAML
 from torch import Tensor, nn
 
 from minitrain.proof.witness.record import (
@@ -43,6 +42,9 @@ class Corpus:
     """The samples of a corpus.jsonl, split or cut as configured in params.yaml."""
 
     def __init__(self, corpus: Path, params: Path) -> None:
+        # of the extra `lab`; a check of one's own model has no corpus
+        from ruamel.yaml import YAML
+
         self.path, self.params = corpus, YAML(typ="safe").load(params)
         self.block = self.params["model"]["block_size"]
         named = [(self.name(sample), len(sample) - 1) for sample in self.samples()]

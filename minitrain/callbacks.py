@@ -1,0 +1,30 @@
+"""Callbacks of Trainers: they record what :func:`minitrain.record` does.
+
+For the Trainer of transformers, at the start and end of ``trainer.train()``::
+
+    from minitrain.callbacks import TransformersCallback
+    trainer = Trainer(model, settings, callbacks=[TransformersCallback("runs/one")])
+
+For Lightning, with the loss of each step::
+
+    from minitrain.callbacks import LightningCallback
+    trainer = lightning.Trainer(callbacks=[LightningCallback("runs/one")])
+
+Each is imported with its library when it is first named.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from minitrain.recording.with_lightning import LightningCallback
+    from minitrain.recording.with_transformers import TransformersCallback
+
+__all__ = ["LightningCallback", "TransformersCallback"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        library = name.removesuffix("Callback").lower()
+        return getattr(import_module(f"minitrain.recording.with_{library}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

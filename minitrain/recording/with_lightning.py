@@ -1,0 +1,70 @@
+"""The callback for the Trainer of Lightning."""
+
+import sys
+from collections.abc import Callable, Mapping
+from functools import wraps
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from minitrain.recording.recorder import Recorder
+
+# the two packages hold the same code; a script uses one of them
+if "pytorch_lightning" in sys.modules or not find_spec("lightning"):
+    from pytorch_lightning import Callback
+else:
+    from lightning.pytorch import Callback
+
+
+class LightningCallback(Callback):  # type: ignore[misc]
+    """Record each step of ``trainer.fit()`` into ``folder``, and its loss; ``options``
+    are those of :func:`minitrain.record`.
+
+    The forward pass of a step is its ``training_step``, on one rank and on several.
+    With manual optimization no loss is recorded.
+    """
+
+    def __init__(self, folder: str | Path, **options: Any) -> None:
+        self._folder, self._options = folder, options
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Start the recorder."""
+        self._recorder = recorder = Recorder(
+            pl_module, None, self._folder, **self._options
+        )
+        recorder.start()
+        step, strategy = pl_module.training_step, trainer.strategy
+
+        @wraps(step)
+        def training_step(*args: Any, **options: Any) -> Any:
+            # a strategy that wraps the module has made it the module's forward pass
+            if strategy.model is not pl_module:
+                output = step(*args, **options)
+            else:
+                output = _as_pass(pl_module, step, args, options)
+            if pl_module.automatic_optimization and output is not None:
+                loss = output["loss"] if isinstance(output, Mapping) else output
+                recorder.loss(loss)
+            return output
+
+        pl_module.training_step = training_step
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Stop it, and restore the module."""
+        vars(pl_module).pop("training_step", None)
+        self._recorder.stop()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: Any) -> None:
+        """Close the files; the error ends the run."""
+        if hasattr(self, "_recorder"):
+            self.on_train_end(trainer, pl_module)
+
+
+def _as_pass(module: Any, step: Callable[..., Any], args: Any, options: Any) -> Any:
+    def forward(*args: Any, **options: Any) -> Any:
+        # which the step itself may call
+        del module.forward
+        return step(*args, **options)
+
+    module.forward = forward
+    return module(*args, **options)
