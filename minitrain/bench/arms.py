@@ -66,6 +66,7 @@ def only_ddp(params: Params) -> Params:
     """Return ``params`` that train with stock DDP and nothing else, as studies do."""
     return params.with_train(
         sync="ddp",
+        fused_optimizer=False,
         grad_accumulation_steps=1,
         precision="float32",
         bucket_cap_mb=None,
