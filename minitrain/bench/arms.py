@@ -64,6 +64,7 @@ def only_ddp(params: Params) -> Params:
     """Return ``params`` for stock DDP with default settings, as studies use it."""
     return params.with_train(
         sync="ddp",
+        fused_optimizer=False,
         grad_accumulation_steps=1,
         precision="float32",
         bucket_cap_mb=None,

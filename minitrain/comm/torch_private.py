@@ -182,6 +182,13 @@ def own_part_of(zero: Any) -> Any:
     return zero.optim
 
 
+def overflows_of(scaler: Any, optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """The tensors (1,) in which a GradScaler notes on each device that a gradient which
+    it has unscaled for ``optimizer`` is not finite: it skips the step by them.
+    """
+    return list(scaler._found_inf_per_device(optimizer).values())
+
+
 def changes_in_place(tensor: Tensor) -> int:
     """Number of changes of ``tensor`` in place, as autograd counts them."""
     return tensor._version

@@ -89,6 +89,7 @@ class Train(Section):
     global_batch_size: Count
     grad_accumulation_steps: Count
     optimizer: Literal["adamw", "sgd"]
+    fused_optimizer: bool
     learning_rate: PositiveFloat
     precision: Literal["float32", "bf16", "fp16"]
     sync: str

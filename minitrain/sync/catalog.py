@@ -22,6 +22,7 @@ STRATEGIES = {
     "invariant": "minitrain.sync.invariant:Invariant",
     "shm": "minitrain.sync.hierarchical:SharedMemory",
     "invariant_shm": "minitrain.sync.invariant:InvariantSharedMemory",
+    "one_copy": "minitrain.sync.one_copy:OneCopy",
     "hierarchical": "minitrain.sync.hierarchical:Hierarchical",
 }
 # the plain module: in one process it trains alone, in several without communication

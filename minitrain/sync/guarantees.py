@@ -122,5 +122,6 @@ GUARANTEES: dict[str, Guarantees] = {
     "invariant": TREE,
     "shm": replace(DDP, adds_in="tree", on_one_host=True, on_cpu=True),
     "invariant_shm": replace(TREE, on_one_host=True, on_cpu=True),
+    "one_copy": Guarantees(adds_in="tree", on_one_host=True, on_cpu=True),
     "hierarchical": replace(DDP, adds_in="hosts", waits_within=True, on_cpu=True),
 }

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.distributed as dist
@@ -33,14 +33,15 @@ class ZeRO1(StockDDP):
     holds_a_part: ClassVar[bool] = True
 
     def optimizer(
-        self, kind: type[torch.optim.Optimizer], learning_rate: float
+        self, kind: Callable[..., torch.optim.Optimizer], learning_rate: float
     ) -> torch.optim.Optimizer:
         # slow to import, and only this strategy needs it
         from torch.distributed.optim import ZeroRedundancyOptimizer
 
+        # it takes what makes an optimizer, and asks for a class
         optimizer: Any = ZeroRedundancyOptimizer(
             self.model.parameters(),
-            optimizer_class=kind,
+            optimizer_class=cast(Any, kind),
             process_group=self.group,
             lr=learning_rate,
         )
@@ -61,16 +62,7 @@ class ZeRO1(StockDDP):
         self.trace.optimizer_ns = time.perf_counter_ns() - start
 
     def moments(self, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-        own = super().moments(own_part_of(optimizer))
-        parts: list[Any] = [None] * self.world_size
-        everyone = parts if self.rank == 0 else None
-        dist.gather_object(own, everyone, group=self.group, group_dst=0)
-        found = {
-            key: value for part in filter(None, parts) for key, value in part.items()
-        }
-        places = {name: i for i, (name, _) in enumerate(self.model.named_parameters())}
-        names = sorted(found, key=lambda key: places[key.rpartition("/")[0]])
-        return {name: found[name] for name in names}
+        return gather_moments(self, super().moments(own_part_of(optimizer)))
 
     def traffic(self) -> Traffic:
         parameters = list(trained(self.model).values())
@@ -147,6 +139,19 @@ class FSDP(Strategy):
 
     def state_dict(self) -> dict[str, Tensor]:
         return {name: whole(t) for name, t in self.model.state_dict().items()}
+
+
+def gather_moments(sync: Strategy, own: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the moments of all ranks on rank 0, in the order of the model's
+    parameters, from what each has of its ``own``. Collective.
+    """
+    parts: list[Any] = [None] * sync.world_size
+    everyone = parts if sync.rank == 0 else None
+    dist.gather_object(own, everyone, group=sync.group, group_dst=0)
+    found = {key: value for part in filter(None, parts) for key, value in part.items()}
+    places = {name: i for i, (name, _) in enumerate(sync.model.named_parameters())}
+    names = sorted(found, key=lambda key: places[key.rpartition("/")[0]])
+    return {name: found[name] for name in names}
 
 
 def _part_like(parameter: Any, part: Any) -> Any:

@@ -1,6 +1,6 @@
 """The base of all strategies: methods that the training loop calls in order."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -102,13 +102,15 @@ class Strategy:
         """
 
     def optimizer(
-        self, kind: type[torch.optim.Optimizer], learning_rate: float
+        self, kind: Callable[..., torch.optim.Optimizer], learning_rate: float
     ) -> torch.optim.Optimizer:
         """Make the optimizer of this rank, all but the learning rate as in torch."""
-        # every optimizer's own arguments are named, the base class's are not
-        make: Any = kind
-        made: torch.optim.Optimizer = make(self.model.parameters(), lr=learning_rate)
-        return made
+        return kind(self.model.parameters(), lr=learning_rate)
+
+    def agree_on_overflow(self, found: Tensor) -> None:
+        """Set ``found`` (1,), not 0 where a gradient that this rank steps overflowed,
+        to the same value on all ranks. Collective. By default all step all gradients.
+        """
 
     def moments(self, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
         """Return what ``optimizer`` keeps of each parameter, by ``NAME/KEY``: whole

@@ -47,6 +47,7 @@ class RunConfig:
     sync: type[Strategy] = Strategy
     tuning: Tuning = DEFAULTS
     optimizer: OptimizerName = "adamw"
+    fused_optimizer: bool = False
     learning_rate: float = 1e-3
     precision: PrecisionName = "float32"
     grad_accumulation_steps: int = 1
@@ -70,6 +71,13 @@ class RunConfig:
         return self.data.open(shards, num_shards, count, device)
 
     @property
+    def kind_of_optimizer(self) -> Callable[..., torch.optim.Optimizer]:
+        """The optimizer's class, in torch's default or fused implementation."""
+        # every optimizer's own arguments are named, the base class's are not
+        kind: Any = OPTIMIZERS[self.optimizer]
+        return partial(kind, fused=True) if self.fused_optimizer else kind
+
+    @property
     def recorded(self) -> set[int]:
         """The steps whose tensors are hashed."""
         return recorded_steps(self.steps, self.hash_every, self.data.smaller())
@@ -88,10 +96,7 @@ def plain_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimize
     """Build the optimizer of one process that holds all of ``model``."""
     # not by a strategy, whose mistakes a replay must not repeat
     import_compiler()
-    # every optimizer's own arguments are named, the base class's are not
-    make: Any = OPTIMIZERS[config.optimizer]
-    made: torch.optim.Optimizer = make(model.parameters(), lr=config.learning_rate)
-    return made
+    return config.kind_of_optimizer(model.parameters(), lr=config.learning_rate)
 
 
 def config_of(
@@ -109,6 +114,7 @@ def config_of(
         sync=find_strategy(train.sync),
         tuning=train,
         optimizer=train.optimizer,
+        fused_optimizer=train.fused_optimizer,
         learning_rate=train.learning_rate,
         precision=train.precision,
         grad_accumulation_steps=train.grad_accumulation_steps,

@@ -27,7 +27,7 @@ def train(worker: Worker, steps: Iterable[int]) -> None:
                 observer.after_backward()
         worker.sync.reduce()
         observer.after_reduce()
-        worker.precision.unscale(worker.optimizer)
+        worker.unscale()
         observer.before_step()
         worker.step()
         observer.after_step()

@@ -1,10 +1,13 @@
 """Mixed precision: autocast and loss scaling. Parameters stay as they are."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
+
+from minitrain.comm.torch_private import overflows_of
 
 Name = Literal["float32", "bf16", "fp16"]
 PRECISIONS: tuple[Name, ...] = get_args(Name)
@@ -39,9 +42,18 @@ class Precision:
         assert isinstance(scaled, Tensor)
         return scaled
 
-    def unscale(self, optimizer: torch.optim.Optimizer) -> None:
-        """Bring synchronized gradients to the scale of the loss."""
+    def unscale(
+        self,
+        optimizer: torch.optim.Optimizer,
+        agree: Callable[[Tensor], None] = lambda found: None,
+    ) -> None:
+        """Bring synchronized gradients to the scale of the loss; ``agree`` is called
+        with a tensor (1,) that is not 0 where one of them has overflowed.
+        """
         self._scaler.unscale_(optimizer)
+        if self._scaler.is_enabled():
+            for found in overflows_of(self._scaler, optimizer):
+                agree(found)
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
         """Step the optimizer, unless a gradient has overflowed."""

@@ -162,7 +162,7 @@ class RankInSteps:
         sync.restore_optimizer(worker.optimizer, kept["optimizer"])
         worker.precision.restore(kept["precision"])
         sync.restore(kept["sync"])
-        worker.optimizer.zero_grad()
+        worker.model.zero_grad()
         worker.observer.restore(json.loads(kept["seen"]))
         worker.observer.sampled().update(kept["sampled"])
         for shard, stream in (worker.streams or {}).items():

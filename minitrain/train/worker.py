@@ -15,7 +15,7 @@ from torch import Tensor
 
 from minitrain.comm.tree import shards_of
 from minitrain.data.batches import MicroBatch
-from minitrain.train.config import OPTIMIZERS, RunConfig
+from minitrain.train.config import RunConfig
 from minitrain.train.observer import Observer
 from minitrain.train.precision import Precision
 from minitrain.train.rng import Stream
@@ -50,7 +50,7 @@ class Worker:
         self.streams = {shard: every[shard] for shard in mine} if every else None
         self.model = config.start_model(self.rank).to(self.device)
         self.sync = config.sync(self.model, config.tuning, group=group, timed=timed)
-        kind = OPTIMIZERS[config.optimizer]
+        kind = config.kind_of_optimizer
         self.optimizer: Any = self.sync.optimizer(kind, config.learning_rate)
         self.precision = Precision(config.precision, self.device.type)
         self.observer = observer(self)
@@ -79,10 +79,15 @@ class Worker:
         """Add the gradients of ``micro_batch``, weighted and scaled, to ``.grad``."""
         self.precision.scale(self.weighted(loss, micro_batch)).backward()
 
+    def unscale(self) -> None:
+        """Bring the gradients to the scale of the loss."""
+        self.precision.unscale(self.optimizer, self.sync.agree_on_overflow)
+
     def step(self) -> None:
         """Step the optimizer, and clear the gradients."""
         self.precision.step(self.optimizer)
-        self.optimizer.zero_grad()
+        # an optimizer may have a part of them alone
+        self.model.zero_grad()
 
     def close(self) -> None:
         """Free what the process group does not. Collective."""

@@ -86,6 +86,7 @@ CASES = {
     "invariant": Case(2, INVARIANT),
     "shm": Case(3, {"sync": "shm"}),
     "zero1": Case(3, {"sync": "zero1"}),
+    "one_copy": Case(3, {"sync": "one_copy"}),
     "fsdp": Case(2, {"sync": "fsdp"}),
     "powersgd": Case(2, {"sync": "powersgd"}),
     "accumulation": Case(3, {"grad_accumulation_steps": 2}),

@@ -30,6 +30,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "ddp, 0.2 MiB buckets": {"bucket_cap_mb": 0.2},
     "ddp, accumulation of 2": {"grad_accumulation_steps": 2},
     "ddp, accumulation of 4": {"grad_accumulation_steps": 4},
+    "ddp, bucket views": {"sync": "bucket_views:BucketViews"},
+    "ddp, fused optimizer": {"fused_optimizer": True},
+    "one_copy, fused optimizer": {"sync": "one_copy", "fused_optimizer": True},
+    "no communication, fused optimizer": {"sync": PLAIN, "fused_optimizer": True},
     "invariant_shm, 4 shards": {"sync": "invariant_shm", "logical_shards": 4},
     # cost of 8 logical shards on 2 processes, without communication
     "no communication, 4 micro-batches": {"sync": PLAIN, "grad_accumulation_steps": 4},

@@ -168,7 +168,7 @@ WRAPPER = (
 SYNCS = (
     "must be one of ddp, per_parameter, flat, reduce_scatter, fp16_compress, "
     "bf16_compress, powersgd, zero1, fsdp, invariant, shm, invariant_shm, "
-    "hierarchical, or package.module:Class"
+    "one_copy, hierarchical, or package.module:Class"
 )
 AGAIN = "model: the same samples, seed and buffers give a loss of "
 REFUSED: list[tuple[dict[str, Any], str]] = [

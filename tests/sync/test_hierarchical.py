@@ -269,7 +269,7 @@ def killed(worker: Worker, victim: int, note: Path) -> None:
 
 
 # one that follows, then one that leads: another host waits for that over gloo
-KILLED = [("hierarchical", 1), ("hierarchical", 2), ("shm", 1), ("invariant_shm", 1)]
+KILLED = [("hierarchical", 1), ("hierarchical", 2), ("shm", 1), ("one_copy", 1)]
 
 
 @pytest.mark.parametrize(("name", "victim"), KILLED)

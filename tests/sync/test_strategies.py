@@ -38,7 +38,10 @@ from minitrain.train.worker import Worker
 
 INVARIANT = ("invariant", "invariant_shm")
 # at two ranks a sum has one order, so all of these are DDP to the bit
-DDP_AT_TWO = ("per_parameter", "flat", "reduce_scatter", "zero1", "shm", "hierarchical")
+DDP_AT_TWO = (
+    *("per_parameter", "flat", "reduce_scatter", "zero1", "shm", "one_copy"),
+    "hierarchical",
+)
 SHARDED = ("zero1", "fsdp")
 DROPOUT = 0.25
 LIMIT_S = 300
@@ -220,7 +223,9 @@ FAULTS: list[tuple[str, Callable[[Worker], None], str]] = [
     ("zero1", not_handed_out, "ranks"),
     ("ddp", never_steps, "trained"),
 ]
-OTHERS = [name for name in STRATEGIES if name not in (*SHARDED, "ddp", "flat")]
+# one_copy exchanges nothing; its faults are in test_one_copy.py
+KNOWN = (*SHARDED, "ddp", "flat", "one_copy")
+OTHERS = [name for name in STRATEGIES if name not in KNOWN]
 FAULTS_OF_OTHERS = [(name, wrong_on_rank_1, "ranks") for name in OTHERS]
 
 
@@ -372,7 +377,7 @@ def test_without_overlap_nothing_is_sent_before_the_last_gradient() -> None:
         assert set(hidden_communication(name)) == {0}
 
 
-@pytest.mark.parametrize("name", ["ddp", "powersgd", "shm", "hierarchical"])
+@pytest.mark.parametrize("name", ["ddp", "powersgd", "shm", "one_copy"])
 def test_strategy_and_its_ddp_do_not_keep_each_other_for_ever(name: str) -> None:
     with distributed():
         sync = find_strategy(name)(nn.Linear(1, 1), Defaults())
@@ -432,8 +437,9 @@ def overflow_on_rank_1(worker: Worker) -> None:
     worker.batches.micro_batches, worker.batches.loss = remember, spoiled  # type: ignore
 
 
-def test_overflow_on_one_rank_skips_the_step_on_all() -> None:
-    trial = trial_of("ddp", precision="fp16", steps=OVERFLOW + 2)
+@pytest.mark.parametrize("name", ["ddp", "one_copy"])
+def test_overflow_on_one_rank_skips_the_step_on_all(name: str) -> None:
+    trial = trial_of(name, precision="fp16", steps=OVERFLOW + 2)
     run = run_ranks(trial, 2, overflow_on_rank_1, timeout_s=LIMIT_S)
     rows = {(r["rank"], r["step"]): r for r in run.rows if r["kind"] == "tensors"}
     for rank in range(2):

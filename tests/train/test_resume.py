@@ -108,6 +108,7 @@ FORGOTTEN = [
     ("fsdp", "optimizer", None),
     ("powersgd", "sync", "iter"),
     ("zero1", "optimizer", None),
+    ("one_copy", "optimizer", None),
     ("batch norm", "model", "norm.num_batches_tracked"),
 ]
 

@@ -1,0 +1,211 @@
+"""One copy of the parameters on a host, each stepped by the one rank that owns it.
+
+All ranks map one memory: the parameters, and a row of gradients for each rank. A rank
+writes its gradients into its own row, but for the parameters that it owns: there it
+puts the sums over all ranks. A step has three barriers: rows are complete before they
+are added up, sums before they are used, parameters before the next forward pass. So
+nothing is gathered or copied back.
+"""
+
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from minitrain.comm.shared_memory import ALIGNMENT
+from minitrain.comm.sockets import meet
+from minitrain.comm.torch_private import group_timeout_s
+from minitrain.comm.tree import tree_sum
+from minitrain.core.errors import UserError
+from minitrain.sync.explicit import Flat
+from minitrain.sync.guarantees import GUARANTEES, Guarantees
+from minitrain.sync.sharded import gather_moments
+from minitrain.sync.strategy import BucketEvent, Traffic, num_bytes
+
+# the calls of a step for one parameter take as long as a step of so many bytes
+CALLS_IN_BYTES = 1 << 16
+
+
+class OneCopy(Flat):
+    """The sums of ``shm``, with parameters and optimizer state once on a host instead
+    of once a rank. At two ranks it has the bits of stock DDP.
+    """
+
+    guarantees: ClassVar[Guarantees] = GUARANTEES["one_copy"]
+
+    def set_up(self) -> None:
+        super().set_up()
+        named, trained = dict(self.model.named_parameters()), self._trained
+        if len(trained) < self.world_size:
+            raise UserError(
+                f"train.sync = 'one_copy': {len(trained)} trained parameters for "
+                f"{self.world_size} processes: must be at least one for each"
+            )
+        self._owners = owners = _owners(trained, self.world_size)
+        self._own = [name for name in trained if owners[name] == self.rank]
+        places, size = _placed(named)
+        limit = group_timeout_s(self.group)
+        self._links, memory = meet(self.group, size * (1 + self.world_size), limit)
+
+        def view(name: str, line: int) -> Tensor:
+            like, place = named[name], line * size + places[name]
+            # a storage of its own: torch.save writes whole storages
+            flat = torch.frombuffer(
+                memory, dtype=like.dtype, count=like.numel(), offset=place
+            )
+            strides = torch.empty_like(like, device="meta").stride()
+            return flat.as_strided(like.shape, strides)
+
+        lines = range(1, 1 + self.world_size)
+        self._terms = {name: [view(name, line) for line in lines] for name in self._own}
+        self._row = {name: view(name, 1 + self.rank) for name in trained}
+        self._sums = {name: view(name, 1 + owners[name]) for name in trained}
+        for name, parameter in named.items():
+            shared = view(name, 0)
+            if owners.get(name, 0) == self.rank:
+                shared.copy_(parameter.detach())
+            parameter.data = shared
+        self._links.barrier(b"start")
+        self._is_last = False
+        self._written: set[str] = set()
+        # a parameter keeps its hook where no garbage collector sees it
+        alive = weakref.proxy(self)
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(
+                partial(OneCopy._on_gradient, alive, name)
+            )
+            for name, parameter in trained.items()
+        ]
+
+    def begin(self) -> None:
+        super().begin()
+        self._is_last = False
+        self._written.clear()
+
+    def micro_step(self, shard: int, is_last: bool) -> AbstractContextManager[None]:
+        self._is_last = is_last
+        return super().micro_step(shard, is_last)
+
+    def _on_gradient(self, name: str, parameter: Tensor) -> None:
+        # while it is in cache, and before there are others of its size
+        if self._is_last:
+            self._write(name)
+
+    def _write(self, name: str) -> None:
+        gradient, row, factor = (
+            self._gradient(name),
+            self._row[name],
+            1.0 / self.world_size,
+        )
+        self._written.add(name)
+        if self._owners[name] == self.rank:
+            gradient.mul_(factor)
+        else:
+            torch.mul(gradient, factor, out=row)
+            self._trained[name].grad = row
+
+    def reduce(self) -> None:
+        self._is_last = False
+        # what had its last gradient in an earlier micro-step
+        for name in self._trained.keys() - self._written:
+            self._write(name)
+        self.trace.computed_ns = called = time.perf_counter_ns()
+        self._links.barrier(b"rows")
+        for name in self._own:
+            terms = [*self._terms[name]]
+            terms[self.rank] = self._gradient(name)
+            tree_sum(terms, out=self._sums[name])
+        self._links.barrier(b"sums")
+        for name, parameter in self._trained.items():
+            parameter.grad = self._sums[name]
+        done = time.perf_counter_ns()
+        for names in self.buckets():
+            size = num_bytes(self._trained[name] for name in names)
+            self.trace.events.append(BucketEvent(tuple(names), size, called, done))
+
+    def agree_on_overflow(self, found: Tensor) -> None:
+        dist.all_reduce(found, dist.ReduceOp.MAX, group=self.group)
+
+    def optimizer(
+        self, kind: Callable[..., torch.optim.Optimizer], learning_rate: float
+    ) -> torch.optim.Optimizer:
+        own = [self._trained[name] for name in self._own]
+        optimizer = kind(own, lr=learning_rate)
+        alive = weakref.proxy(self)
+        optimizer.register_step_post_hook(lambda *_: alive.on_step())
+        return optimizer
+
+    def on_step(self) -> None:
+        """Wait until all parameters are stepped; the optimizer calls it."""
+        start = time.perf_counter_ns()
+        self._links.barrier(b"parameters")
+        self.trace.optimizer_ns = time.perf_counter_ns() - start
+
+    def moments(self, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+        return gather_moments(self, super().moments(optimizer))
+
+    def _numbers(self) -> list[int]:
+        # of the parameters that this rank steps, among all of the model
+        names = enumerate(name for name, _ in self.model.named_parameters())
+        return [number for number, name in names if name in self._terms]
+
+    def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """Return the state of all ranks, as of an optimizer of the whole model, so
+        that another number of ranks can go on from it. Collective.
+        """
+        state, numbers = optimizer.state_dict(), self._numbers()
+        own = {numbers[place]: kept for place, kept in state["state"].items()}
+        parts: list[Any] = [None] * self.world_size
+        dist.all_gather_object(parts, own, group=self.group)
+        found = {number: kept for part in parts for number, kept in part.items()}
+        (group,) = state["param_groups"]
+        every = [*range(len(list(self.model.parameters())))]
+        return {
+            "state": {number: found[number] for number in sorted(found)},
+            "param_groups": [{**group, "params": every}],
+        }
+
+    def restore_optimizer(
+        self, optimizer: torch.optim.Optimizer, state: dict[str, Any]
+    ) -> None:
+        places, (group,) = enumerate(self._numbers()), state["param_groups"]
+        kept = state["state"]
+        own = {place: kept[n] for place, n in places if n in kept}
+        groups = [{**group, "params": [*range(len(self._numbers()))]}]
+        optimizer.load_state_dict({"state": own, "param_groups": groups})
+
+    def traffic(self) -> Traffic:
+        return {}
+
+    def close(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._links.close()
+
+    @staticmethod
+    def reference(gradients: Sequence[Tensor]) -> Tensor:
+        return tree_sum(gradients)
+
+
+def _owners(parameters: Mapping[str, Tensor], world_size: int) -> dict[str, int]:
+    # the largest first, each to the rank that has least
+    loads, owners = [0] * world_size, {}
+    for name in sorted(parameters, key=lambda name: -parameters[name].nbytes):
+        owner = owners[name] = loads.index(min(loads))
+        loads[owner] += CALLS_IN_BYTES + parameters[name].nbytes
+    return owners
+
+
+def _placed(parameters: Mapping[str, Tensor]) -> tuple[dict[str, int], int]:
+    # where each begins, and the end of the last
+    places, end = {}, 0
+    for name, parameter in parameters.items():
+        places[name] = end
+        end += -(-parameter.nbytes // ALIGNMENT) * ALIGNMENT
+    return places, end

@@ -1,0 +1,275 @@
+"""One copy of the parameters on a host: its bits, barriers, checkpoints and memory."""
+
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from copy import deepcopy
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from one_line import refusal
+from subjects import make_run
+from test_strategies import LIMIT_S, same_bits, trial_of
+from thorough import thorough_after
+from torch import nn
+
+from minitrain.check.check import examine
+from minitrain.check.trial import run_ranks
+from minitrain.comm import sockets
+from minitrain.comm.groups import distributed
+from minitrain.core.errors import RankError
+from minitrain.harness.launcher import launch
+from minitrain.sync import one_copy
+from minitrain.sync.catalog import find_strategy
+from minitrain.sync.guarantees import Defaults
+from minitrain.sync.one_copy import OneCopy
+from minitrain.train.checkpoint import Checkpoints, load_rank, read_manifest, steps_in
+from minitrain.train.config import plain_optimizer, whole_batches
+from minitrain.train.resume import RankInSteps, run_through
+from minitrain.train.worker import Worker
+
+RATES = {"adamw": 1e-2, "sgd": 0.1}
+LATE_S = 0.2
+
+
+@pytest.mark.parametrize("optimizer", thorough_after(1, RATES))
+def test_bits_of_ddp_after_100_steps(optimizer: str) -> None:
+    changes = {"optimizer": optimizer, "learning_rate": RATES[optimizer], "steps": 100}
+    ddp, ours = (
+        run_ranks(trial_of(name, **changes), 2, timeout_s=LIMIT_S)
+        for name in ("ddp", "one_copy")
+    )
+    assert same_bits(ddp, ours)
+
+
+def late(do: Callable[..., Any]) -> Callable[..., Any]:
+    def wrapped(*args: Any, **named: Any) -> Any:
+        time.sleep(LATE_S)
+        return do(*args, **named)
+
+    return wrapped
+
+
+def late_everywhere(worker: Worker, skipped: bytes | None) -> None:
+    """Rank 1 comes late to each barrier, of which all ranks leave one out."""
+    sync: Any = worker.sync
+    barrier = sync._links.barrier
+    sync._links.barrier = lambda at: None if at == skipped else barrier(at)
+    if worker.rank == 1:
+        worker.batches.loss = late(worker.batches.loss)  # type: ignore[method-assign]
+        one_copy.tree_sum = late(one_copy.tree_sum)
+        worker.optimizer.step = late(worker.optimizer.step)
+
+
+@pytest.mark.parametrize(
+    ("skipped", "rung"),
+    [
+        (None, None),
+        (b"rows", "replay_gradients"),
+        (b"sums", "replay_gradients"),
+        (b"parameters", "replay_parameters"),
+    ],
+)
+def test_no_rank_reads_early(skipped: bytes | None, rung: str | None) -> None:
+    trial = replace(trial_of("one_copy", steps=2), hash_every=1)
+    inject = partial(late_everywhere, skipped=skipped)
+    ladder = examine(trial, 2, inject, timeout_s=LIMIT_S)
+    if rung is None:
+        assert ladder.verdict == "proven", str(ladder)
+    else:
+        assert rung in ladder.breaches, str(ladder)
+
+
+def a_row_is_lost(worker: Worker) -> None:
+    sync: Any = worker.sync
+    for rows in sync._terms.values():
+        rows[1 - worker.rank] = torch.zeros_like(rows[1 - worker.rank])
+
+
+def a_foreign_share_is_stepped(worker: Worker) -> None:
+    if worker.rank == 1:
+        parameters = worker.model.parameters()
+        worker.optimizer.param_groups[0]["params"] = list(parameters)
+
+
+@pytest.mark.parametrize(
+    ("fault", "rung"),
+    [(a_row_is_lost, "replay_gradients"), (a_foreign_share_is_stepped, "replay")],
+)
+def test_fault_is_caught(fault: Callable[[Worker], None], rung: str) -> None:
+    ladder = examine(trial_of("one_copy", steps=2), 2, fault, timeout_s=LIMIT_S)
+    assert rung in ladder.breaches, str(ladder)
+
+
+def goes_on_from_the_other(precision: str) -> list[bool]:
+    """Three steps by each strategy, then two more from what the other has kept; which
+    parts of both are equal.
+    """
+    with distributed():
+        trials = [trial_of(n, precision=precision) for n in ("ddp", "one_copy")]
+        ranks = [RankInSteps(Worker(trial)) for trial in trials]
+        for rank in ranks:
+            rank.run(range(3))
+        kept = [deepcopy(rank.kept()) for rank in ranks]
+        ddp, ours = (one["optimizer"] for one in kept)
+        same = [ddp["param_groups"] == ours["param_groups"]]
+        same += [[*ddp["state"]] == [*ours["state"]]]
+        for number, one in ddp["state"].items():
+            same += [torch.equal(one[key], ours["state"][number][key]) for key in one]
+        for rank, other in zip(ranks, reversed(kept), strict=True):
+            rank.restore(other)
+            rank.run(range(3, 5))
+        ends = [rank.worker.sync.state_dict() for rank in ranks]
+        same += [torch.equal(ends[0][name], ends[1][name]) for name in ends[0]]
+        for rank in ranks:
+            rank.worker.close()
+    return same
+
+
+def test_a_checkpoint_is_that_of_ddp() -> None:
+    for found in launch(goes_on_from_the_other, 2, "fp16"):
+        assert all(found)
+        # six parameters, and of each a step and two moments
+        assert len(found) == 6 + 2 + 6 * 3
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd"])
+def test_fused_optimizer_in_run_and_replay(name: str) -> None:
+    trial = replace(make_run(), optimizer=name, fused_optimizer=True)
+    assert plain_optimizer(trial, nn.Linear(1, 1)).defaults["fused"]
+    assert not plain_optimizer(make_run(), nn.Linear(1, 1)).defaults["fused"]
+    assert Worker(whole_batches(trial)).optimizer.defaults["fused"]
+
+
+FUSED = ["one_copy", "zero1", "ddp", "fsdp", "invariant_shm", "flat"]
+
+
+@pytest.mark.parametrize("name", thorough_after(2, FUSED))
+def test_fused_optimizer_is_repeated_to_the_bit(name: str) -> None:
+    trial = trial_of(name, fused_optimizer=True)
+    ladder = examine(trial, 2, timeout_s=LIMIT_S)
+    assert ladder.verdict == ("undecided" if name == "fsdp" else "proven"), str(ladder)
+
+
+class Wide(nn.Module):
+    """Sixteen parameters of 4 MiB."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(torch.ones(1 << 20) for _ in range(16))
+
+    def forward(self) -> Any:
+        return sum(weight.sum() for weight in self.weights)
+
+
+def own_memory(name: str) -> tuple[int, int]:
+    """The bytes of this rank, shared ones in equal parts, that three steps take; and
+    those of its parameters.
+    """
+
+    def pss() -> int:
+        found = re.search(
+            r"^Pss: +(\d+)", Path("/proc/self/smaps_rollup").read_text(), 8
+        )
+        assert found
+        return 1024 * int(found[1])
+
+    with distributed():
+        before = pss()
+        sync = find_strategy(name)(Wide(), Defaults())
+        optimizer = sync.optimizer(torch.optim.AdamW, 1e-3)
+        for _ in range(3):
+            sync.begin()
+            with sync.micro_step(sync.rank, True):
+                sync.module().backward()
+            sync.reduce()
+            optimizer.step()
+            sync.model.zero_grad()
+        torch.distributed.barrier()
+        taken = pss() - before
+        torch.distributed.barrier()
+        sync.close()
+    return taken, sum(p.nbytes for p in sync.model.parameters())
+
+
+@pytest.mark.parametrize("world_size", thorough_after(1, [2, 3]))
+def test_memory_falls_by_parameters_and_moments(world_size: int) -> None:
+    ddp, ours = (launch(own_memory, world_size, n) for n in ("ddp", "one_copy"))
+    saved = sum(taken for taken, _ in ddp) - sum(taken for taken, _ in ours)
+    # the parameters themselves, and AdamW's two moments of each
+    assert saved >= (world_size - 1) * 3 * ddp[0][1]
+
+
+def refused(owners_of: int, hosts: bool) -> str:
+    with distributed() as (rank, _):
+        if hosts:
+            # in a process of its own, which ends with this
+            sockets._host = lambda: (f"host {rank}",)
+        model = nn.ParameterList(torch.ones(1) for _ in range(owners_of))
+        return refusal(OneCopy, model, Defaults())
+
+
+def test_what_it_cannot_do_is_refused_in_a_line() -> None:
+    line = "train.sync = 'one_copy': 1 trained parameters for 2 processes"
+    assert all(found.startswith(line) for found in launch(refused, 2, 1, False))
+    for found in launch(refused, 2, 2, True):
+        assert found.startswith("shared memory: rank 1 is on another host than rank 0")
+
+
+def saves_until_killed(folder: Path, steps: int, after_s: float) -> list[Any]:
+    """Save after every step, and kill rank 1 so many seconds after the second."""
+    torch.set_num_threads(1)
+    with distributed() as (rank, _):
+        worker = Worker(trial_of("one_copy", steps=steps))
+        states: list[Any] = []
+
+        class Noted(RankInSteps):
+            def run(self, steps: Any) -> None:
+                if rank == 1 and after_s and len(states) == 2:
+                    kill = partial(os.kill, os.getpid(), signal.SIGKILL)
+                    threading.Timer(after_s, kill).start()
+                super().run(steps)
+                states.append([*map(torch.clone, self.worker.model.parameters())])
+
+        run_through(Noted(worker), steps, Checkpoints(folder, {}, every=1, keep=2))
+        worker.close()
+    return states
+
+
+def killed_rounds(folder: Path, delays: list[float]) -> int:
+    """Rounds in which rank 1 was killed and left a checkpoint; each has the parameters
+    that an undisturbed run has after so many steps.
+    """
+    steps, used = 40, 0
+    wanted = launch(saves_until_killed, 2, folder / "whole", steps, 0.0)[0]
+    segments, children = os.listdir("/dev/shm"), psutil.Process().children()
+    for number, delay in enumerate(delays):
+        own = folder / f"{number}"
+        # it may have ended before
+        with suppress(RankError):
+            launch(saves_until_killed, 2, own, steps, delay)
+        assert os.listdir("/dev/shm") == segments
+        assert psutil.Process().children() == children
+        for step in steps_in(own):
+            if (own / f"step-{step}" / "manifest.json").exists():
+                read_manifest(own / f"step-{step}")
+                for rank in range(2):
+                    kept = load_rank(own / f"step-{step}", rank)
+                    found = kept["model"].values()
+                    for a, b in zip(found, wanted[step - 1], strict=True):
+                        assert torch.equal(a, b), (number, step, rank)
+                used += 1
+    return used
+
+
+def test_a_killed_rank_leaves_whole_checkpoints(tmp_path: Path) -> None:
+    assert killed_rounds(tmp_path, [0.05, 0.1, 0.2]) >= 3
