@@ -60,7 +60,9 @@ def _verdict(found: "RecordingsCompared") -> str:
     if first := found.first:
         return f"{found.verdict} {'from' if first.onwards else 'at'} {first}"
     if found.verdict in SAME:
-        return f"{found.verdict}: {steps}{_farthest(found)}"
+        of = found.resumed
+        start = f", from step {of.step} of {of.other}" if of else ""
+        return f"{found.verdict}{start}: {steps}{_farthest(found)}"
     what = "not whole" if found.broken else "; ".join(found.unseen)
     if found.verdict == "different":
         what = "what only one of them has"
@@ -126,6 +128,8 @@ def recordings_as_facts(found: "RecordingsCompared") -> dict[str, Any]:
         "first": found.first and found.first.facts(),
         "doubt": found.doubt and found.doubt.facts(),
         "twin": found.twin,
+        "resumed": found.resumed
+        and {"side": found.resumed.side, "step": found.resumed.step},
         "steps": steps,
         "only_in_a": found.only_in_a,
         "only_in_b": found.only_in_b,

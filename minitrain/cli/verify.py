@@ -43,6 +43,9 @@ EXAMPLES = {
         "minitrain verify mine.pt other.pt --strip-prefix module."
     ),
     "two training runs": "minitrain verify data/runs/gloo-2 before/runs/gloo-2",
+    "a run that was resumed at step 100 of another": (
+        "minitrain verify runs/straight runs/resumed --from 100"
+    ),
     "two recordings, and a picture of where they part": (
         "minitrain verify runs/one runs/two --picture apart.png"
     ),
@@ -65,6 +68,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="C",
         help="of recordings: one of A run again with MINITRAIN_TWIN=1",
+    )
+    parser.add_argument(
+        "--from",
+        type=int,
+        metavar="K",
+        dest="start",
+        help="of recordings: compare B from its start with A from step K, where B was "
+        "resumed (default: found by the hashes of parameters)",
     )
     parser.add_argument(
         "--picture",
@@ -94,8 +105,10 @@ def answer(options: argparse.Namespace) -> Answer:
             raise UserError(f"{other}: {what}; {mine} is {kind}, so it must be one too")
     if is_recording(a) or is_recording(b):
         return _answer_for_recordings(options)
-    if extra := [n for n in ("twin", "picture") if getattr(options, n)]:
-        raise UserError(f"--{extra[0]}: is for two recordings, and {a} is none")
+    given = {"--twin": options.twin, "--picture": options.picture}
+    given["--from"] = options.start
+    if extra := [name for name, value in given.items() if value is not None]:
+        raise UserError(f"{extra[0]}: is for two recordings, and {a} is none")
     if is_run(a) or is_run(b):
         return _answer_for_runs(a, b)
     if a.is_dir() and b.is_dir():
@@ -149,7 +162,11 @@ def _answer_for_recordings(options: argparse.Namespace) -> Answer:
         raise UserError(f"--picture: {picture}: must end in .png")
     if options.twin and not options.twin.exists():
         raise UserError(f"--twin: {options.twin}: does not exist")
-    found, facts, text = compared(options.a, options.b, options.twin)
+    start = options.start
+    if start is not None and (start < 0 or options.twin):
+        allowed = "at least 0, a step of A at which B starts, and without --twin"
+        raise UserError(f"--from = {start}: must be {allowed}")
+    found, facts, text = compared(options.a, options.b, options.twin, start)
     if picture:
         from minitrain.cli.recording_picture import draw_recordings
 
@@ -158,7 +175,7 @@ def _answer_for_recordings(options: argparse.Namespace) -> Answer:
 
 
 def compared(
-    a: Path, b: Path, twin: Path | None = None
+    a: Path, b: Path, twin: Path | None = None, start: int | None = None
 ) -> tuple["RecordingsCompared", dict[str, Any], str]:
     """Return what two recordings have in common: as such, for programs, and in words.
     Their times are beside the verdict and no part of it.
@@ -166,7 +183,7 @@ def compared(
     from minitrain.compare.recordings import compare_recordings
     from minitrain.recording.times import compare_times, read_times
 
-    found = compare_recordings(a, b, twin)
+    found = compare_recordings(a, b, twin, start)
     times = compare_times(read_times(a), read_times(b))
     facts = recordings_as_facts(found) | {"times": times and asdict(times)}
     lines = [recordings_in_words(found), *([times_compared(times)] if times else [])]
