@@ -43,9 +43,6 @@ EXAMPLES = {
         "minitrain verify mine.pt other.pt --strip-prefix module."
     ),
     "two training runs": "minitrain verify data/runs/gloo-2 before/runs/gloo-2",
-    "a run that was resumed at step 100 of another": (
-        "minitrain verify runs/straight runs/resumed --from 100"
-    ),
     "two recordings, and a picture of where they part": (
         "minitrain verify runs/one runs/two --picture apart.png"
     ),
@@ -73,9 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--from",
         type=int,
         metavar="K",
-        dest="start",
-        help="of recordings: compare B from its start with A from step K, where B was "
-        "resumed (default: found by the hashes of parameters)",
+        help="of recordings: B starts at step K of A (default: by its parameters)",
     )
     parser.add_argument(
         "--picture",
@@ -105,10 +100,9 @@ def answer(options: argparse.Namespace) -> Answer:
             raise UserError(f"{other}: {what}; {mine} is {kind}, so it must be one too")
     if is_recording(a) or is_recording(b):
         return _answer_for_recordings(options)
-    given = {"--twin": options.twin, "--picture": options.picture}
-    given["--from"] = options.start
-    if extra := [name for name, value in given.items() if value is not None]:
-        raise UserError(f"{extra[0]}: is for two recordings, and {a} is none")
+    given = vars(options)
+    if extra := [n for n in ("twin", "picture", "from") if given[n] is not None]:
+        raise UserError(f"--{extra[0]}: is for two recordings, and {a} is none")
     if is_run(a) or is_run(b):
         return _answer_for_runs(a, b)
     if a.is_dir() and b.is_dir():
@@ -162,7 +156,7 @@ def _answer_for_recordings(options: argparse.Namespace) -> Answer:
         raise UserError(f"--picture: {picture}: must end in .png")
     if options.twin and not options.twin.exists():
         raise UserError(f"--twin: {options.twin}: does not exist")
-    start = options.start
+    start = vars(options)["from"]
     if start is not None and (start < 0 or options.twin):
         allowed = "at least 0, a step of A at which B starts, and without --twin"
         raise UserError(f"--from = {start}: must be {allowed}")

@@ -28,10 +28,10 @@ from minitrain.compare.resume import nearest_in
 from minitrain.core.errors import UserError
 from minitrain.recording.alarm import Row, in_ranks
 from minitrain.recording.format import OfRank, Recording, read_recording
+from minitrain.recording.optimizers import FIRST_STEPS
 
 # in a header: what may differ between the same computation
 MAY_DIFFER = ("world_size", "every", "torch", "threads", "device")
-EARLY_STEPS = 3
 
 
 def read_twin(a: Recording, folder: Path) -> Recording:
@@ -165,7 +165,7 @@ def _more(mine: Sequence[OfRank], other: Sequence[OfRank]) -> list[str]:
     every, first = other[0].header["every"], other[0].header.get("first", 0)
     recorded = [{key for one in ranks for key in one.steps} for ranks in (mine, other)]
     steps = {step - first for _, step in recorded[0] - recorded[1]}
-    if due := sorted(step for step in steps if step < EARLY_STEPS or step % every == 0):
+    if due := sorted(step for step in steps if step < FIRST_STEPS or step % every == 0):
         return [f"step {step + first}" for step in due]
     # of each optimizer, the most that a rank has
     counts, others = _ends(mine), _ends(other)

@@ -40,8 +40,8 @@ class Cause(Enum):
     TIED = "{tensor} is tied to {other} in {side} alone"
     SEED = "another seed, or another checkpoint (one kept in 16 bits?)"
     CHECKPOINT = (
-        "another checkpoint (kept in 16 bits?): {side} starts near step {step} of the "
-        "other run, with other parameters than at any recorded step"
+        "another checkpoint (kept in 16 bits?), of no recorded step; {side} starts "
+        "nearest to step {step} of the other run"
     )
     OTHER_START = "other weights before the step"
     NOT_BROADCAST = "{ranks} starts from other weights: rank 0's were not broadcast"
@@ -56,12 +56,8 @@ class Cause(Enum):
     PADDED = "the gradients agree: the same samples, padded or passed otherwise?"
     POSITION_LOST = "the position in the data, or its order, was not restored"
     SAMPLER_LOST = (
-        "{side} reads the first batch of {other}: the position in the data, or the "
-        "epoch, was not restored"
-    )
-    EPOCH_LOST = (
-        "{side} reads the batch of step {step} of {other}: the epoch of the sampler "
-        "(set_epoch), or the position in the data, was not restored"
+        "{side} reads the batch of step {step} of {other}: the sampler's position or "
+        "epoch (set_epoch) was not restored"
     )
     SCHEDULE = "another schedule, or other groups of parameters"
     RATE_MULTIPLIED = "{side}'s learning rate is multiplied by the number of processes"

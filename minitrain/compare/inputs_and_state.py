@@ -118,12 +118,11 @@ def state_unlike(place: StepPair) -> Difference | None:
 
 def also_unlike(place: StepPair) -> Difference | None:
     """Return the first tensor of the modules beside the model with other bits."""
-    for name in common(*(row.get("also", {}) for row in place.first)):
-        sides = ((place.a[x], place.b[y]) for x, y in place.pairs)
-        if any(
-            a.get("also", {}).get(name) != b.get("also", {}).get(name) for a, b in sides
-        ):
-            return at(place, What.ALSO, UNKNOWN, "other bits", tensor=name)
+    for x, y in place.pairs:
+        a, b = (row.get("also", {}) for row in (place.a[x], place.b[y]))
+        for name in common(a, b):
+            if a[name] != b[name]:
+                return at(place, What.ALSO, UNKNOWN, "other bits", tensor=name)
     return None
 
 

@@ -22,7 +22,7 @@ from minitrain.compare.coverage import (
     unseen_in,
 )
 from minitrain.compare.difference import Difference
-from minitrain.compare.resume import Resumed, aligned, resumed_in
+from minitrain.compare.resume import Resumed, resumed_in
 from minitrain.core.errors import UserError
 from minitrain.core.progress import progress
 from minitrain.recording.findings import alarms_in
@@ -72,9 +72,8 @@ class RecordingsCompared:
 def compare_recordings(
     a: Path, b: Path, twin: Path | None = None, start: int | None = None
 ) -> RecordingsCompared:
-    """Compare what runs ``a`` and ``b`` recorded, of any world sizes; ``twin``
-    is the recording of a twin of ``a``, and ``start`` the step of ``a`` at which ``b``
-    starts (default: found by the parameters).
+    """Compare what runs ``a`` and ``b`` recorded, of any world sizes; ``twin`` is the
+    recording of a twin of ``a``, ``start`` the step of ``a`` at which ``b`` starts.
 
     Raises UserError for a recording that cannot be read, for two that have no recorded
     step in common, and for a twin that is none of ``a``.
@@ -82,20 +81,12 @@ def compare_recordings(
     ours, theirs = read_recording(a), read_recording(b)
     alarms = {"A": alarms_in(ours), "B": alarms_in(theirs)}
     of_twin = None if twin is None else read_twin(ours, twin)
-    resumed = None if of_twin else resumed_in(ours, theirs)
-    if start is not None:
-        resumed = aligned(ours, theirs, start)
+    resumed = None if of_twin else resumed_in(ours, theirs, start)
     if resumed:
         ours, theirs = resumed.a, resumed.b
     places = places_of(ours, theirs, of_twin)
-    if not places and resumed:
-        late, straight = (b, a) if resumed.side == "B" else (a, b)
-        raise UserError(
-            f"{late}: starts at step {resumed.step} of {straight}, and no step from "
-            "there on is in both; record with every=1, or resume at a multiple of every"
-        )
     if not places:
-        raise UserError(f"{a}: has no recorded step in common with {b}")
+        raise _nothing_in_common(a, b, resumed)
     versions = {one.header["torch"] for r in (ours, theirs) for one in r.ranks.values()}
     # each optimizer has a trajectory of its own
     comparers = {
@@ -123,7 +114,6 @@ def compare_recordings(
         verdict = "different"
     elif doubt or broken or unseen:
         verdict = "undecided"
-    asides = asides_of(ours, theirs)
     return RecordingsCompared(
         verdict=verdict,
         first=sure or doubt,
@@ -134,8 +124,18 @@ def compare_recordings(
         only_in_b=only[1],
         broken=broken,
         unseen=unseen,
-        asides=[resumed.clause, *asides] if resumed else asides,
+        asides=asides_of(ours, theirs),
         resumed=resumed,
         alarms={side: [*lines] for side, lines in alarms.items()},
         severe={side: [*filter(of.get, of)] for side, of in alarms.items()},
+    )
+
+
+def _nothing_in_common(a: Path, b: Path, resumed: Resumed | None) -> UserError:
+    if resumed is None:
+        return UserError(f"{a}: has no recorded step in common with {b}")
+    late, straight = (b, a) if resumed.side == "B" else (a, b)
+    return UserError(
+        f"{late}: starts at step {resumed.step} of {straight}, and no step from there "
+        "on is in both; record with every=1, or resume at a multiple of every"
     )

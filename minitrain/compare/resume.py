@@ -2,6 +2,7 @@
 was not restored there.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
@@ -12,7 +13,7 @@ from minitrain.compare.gradient_causes import cause_in_own, drawn_otherwise
 from minitrain.compare.inputs_and_state import at, buffers_unlike
 from minitrain.recording.alarm import Row, hashes
 from minitrain.recording.format import Recording
-from minitrain.recording.sketches import common, vector
+from minitrain.recording.sketches import apart, common
 
 
 @dataclass(frozen=True)
@@ -32,24 +33,15 @@ class Resumed:
         """Return the side that is resumed."""
         return "A" if self.side == "B" else "B"
 
-    @property
-    def clause(self) -> str:
-        """The alignment, for the reader."""
-        return f"{self.side} resumes {self.other} at step {self.step}"
 
-
-def aligned(a: Recording, b: Recording, step: int, side: str = "B") -> Resumed:
-    """Return both from ``step`` on, at which ``side`` starts in the other one."""
-    if side == "B":
-        return Resumed(_from(a, step, 0), _from(b, 0, step), side, step, a)
-    return Resumed(_from(a, 0, step), _from(b, step, 0), side, step, b)
-
-
-def resumed_in(a: Recording, b: Recording) -> Resumed | None:
+def resumed_in(a: Recording, b: Recording, start: int | None = None) -> Resumed | None:
     """Find which of two recordings resumes the other one: it starts with the parameters
     that the other had before or after some step, or at its end, and counts its steps
-    from 0. Several optimizers are aligned by the steps of the first.
+    from 0. Several optimizers are aligned by the steps of the first. ``start`` is the
+    step of ``a`` at which ``b`` starts, where it is given.
     """
+    if start is not None:
+        return _aligned(a, b, start, "B")
     for side, late, straight, end in _both_ways(a, b):
         first = late["before"]
         held = [(row["step"], row["before"]) for row in straight]
@@ -57,7 +49,7 @@ def resumed_in(a: Recording, b: Recording) -> Resumed | None:
         held += [(end["steps"].get("0", 0), hashes(end, "parameters"))] if end else []
         for step, of in sorted(held, key=itemgetter(0)):
             if step and first and all(of.get(n) == first[n] for n in first):
-                return aligned(a, b, step, side)
+                return _aligned(a, b, step, side)
     return None
 
 
@@ -66,16 +58,16 @@ def nearest_in(a: Recording, b: Recording) -> tuple[str, int] | None:
     None where neither is nearer to it than half of the way that led there.
     """
     for side, late, straight, _ in _both_ways(a, b):
-        names = common(*(row["parameters"] for row in (late, *straight)))
-        if not names:
-            continue
-        start, after = (vector(r, "parameters", names) for r in (straight[0], late))
-        ways = [vector(row, "parameters", names) for row in straight]
-        gaps = [float((after - one).norm()) for one in ways]
-        near = min(range(len(gaps)), key=gaps.__getitem__)
-        if 2 * gaps[near] < float((ways[near] - start).norm()):
-            return side, straight[near]["step"]
+        gaps = [_way(row, late) for row in straight]
+        gap, row = min(zip(gaps, straight, strict=True), key=itemgetter(0))
+        if 2 * gap < _way(row, straight[0]):
+            return side, row["step"]
     return None
+
+
+def _way(a: Row, b: Row) -> float:
+    ours, theirs = a["parameters"], b["parameters"]
+    return math.hypot(*(apart(ours[n], theirs[n]) for n in common(ours, theirs)))
 
 
 def _both_ways(
@@ -90,6 +82,12 @@ def _both_ways(
         if first and begin and begin["before"] != first["before"]:
             rows = [row for (number, _), row in one.steps.items() if number == 0]
             yield side, first, rows, one.end
+
+
+def _aligned(a: Recording, b: Recording, step: int, side: str) -> Resumed:
+    if side == "B":
+        return Resumed(_from(a, step, 0), _from(b, 0, step), side, step, a)
+    return Resumed(_from(a, 0, step), _from(b, step, 0), side, step, b)
 
 
 def _from(recording: Recording, start: int, by: int) -> Recording:
@@ -134,11 +132,10 @@ def cause_of(
     match first.what:
         case What.DATA:
             return _of_data(resumed, late, is_start)
-        case What.RATE:
-            is_state = is_start and not kept
-            return why(Cause.OPTIMIZER_LOST if is_state else Cause.SCHEDULER_LOST)
-        case What.PARAMETERS | What.STATE if is_start and not kept:
+        case What.RATE | What.PARAMETERS | What.STATE if is_start and not kept:
             return why(Cause.OPTIMIZER_LOST)
+        case What.RATE:
+            return why(Cause.SCHEDULER_LOST)
         case What.BUFFERS if is_start:
             return why(Cause.BUFFERS_LOST)
         case What.ALSO if is_start:
@@ -162,8 +159,7 @@ def _of_data(resumed: Resumed, late: Rows, is_start: bool) -> Why:
     dropped = any(row["forwards"] > len(row["inputs"]) for row in late.values())
     if is_start and dropped and not any(step < resumed.step for step in steps):
         return why(Cause.SCALER_LOST)
-    facts = {"side": resumed.side, "other": resumed.other}
     if not steps:
         return why(Cause.POSITION_LOST)
-    step = min(steps)
-    return why(Cause.EPOCH_LOST if step else Cause.SAMPLER_LOST, step=step, **facts)
+    facts = {"side": resumed.side, "other": resumed.other, "step": min(steps)}
+    return why(Cause.SAMPLER_LOST, **facts)

@@ -66,7 +66,7 @@ def folder_of_attempt(folder: Path) -> Path:
     """
     if int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0)) == 0:
         return folder
-    return folder / f"attempt-{os.environ['TORCHELASTIC_RESTART_COUNT']}"
+    return folder / f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
 
 
 def last_attempt(folder: Path) -> Path:

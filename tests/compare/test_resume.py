@@ -118,7 +118,7 @@ def test_resumed_run_is_compared_from_where_it_resumes(
         ("scheduler", START + 1, What.RATE, Cause.SCHEDULER_LOST),
         ("scaler", START, What.OWN, Cause.SCALER_LOST),
         ("position", START, What.DATA, Cause.SAMPLER_LOST),
-        ("epoch", START, What.DATA, Cause.EPOCH_LOST),
+        ("epoch", START, What.DATA, Cause.SAMPLER_LOST),
         ("order", START, What.DATA, Cause.POSITION_LOST),
         ("random", START, What.OWN, Cause.RANDOM_LOST),
         ("buffers", START, What.BUFFERS, Cause.BUFFERS_LOST),
