@@ -37,7 +37,9 @@ def recordings_in_words(found: "RecordingsCompared") -> str:
             for side, said in found.alarms.items()
         }
     )
-    lines += [f"no difference by itself: {line}" for line in found.asides]
+    of = found.resumed
+    resumed = [f"{of.side} resumes {of.other} at step {of.step}"] if of else []
+    lines += [f"no difference by itself: {line}" for line in (*resumed, *found.asides)]
     if found.verdict == "undecided" and found.first and found.first.twin_decides:
         lines.append(
             "a twin tells: run A once more with MINITRAIN_TWIN=1 into another folder, "
@@ -60,7 +62,9 @@ def _verdict(found: "RecordingsCompared") -> str:
     if first := found.first:
         return f"{found.verdict} {'from' if first.onwards else 'at'} {first}"
     if found.verdict in SAME:
-        return f"{found.verdict}: {steps}{_farthest(found)}"
+        of = found.resumed
+        start = f", from step {of.step} of {of.other}" if of else ""
+        return f"{found.verdict}{start}: {steps}{_farthest(found)}"
     what = "not whole" if found.broken else "; ".join(found.unseen)
     if found.verdict == "different":
         what = "what only one of them has"
@@ -109,6 +113,7 @@ def strip(steps: Sequence["StepCompared"]) -> str:
 
 def recordings_as_facts(found: "RecordingsCompared") -> dict[str, Any]:
     """The same for programs."""
+    of = found.resumed
     steps = [
         {
             "optimizer": step.optimizer,
@@ -126,6 +131,7 @@ def recordings_as_facts(found: "RecordingsCompared") -> dict[str, Any]:
         "first": found.first and found.first.facts(),
         "doubt": found.doubt and found.doubt.facts(),
         "twin": found.twin,
+        "resumed": of and {"side": of.side, "step": of.step},
         "steps": steps,
         "only_in_a": found.only_in_a,
         "only_in_b": found.only_in_b,

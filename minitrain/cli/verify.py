@@ -67,6 +67,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of recordings: one of A run again with MINITRAIN_TWIN=1",
     )
     parser.add_argument(
+        "--from",
+        type=int,
+        metavar="K",
+        help="of recordings: B starts at step K of A (default: by its parameters)",
+    )
+    parser.add_argument(
         "--picture",
         type=Path,
         metavar="FILE.png",
@@ -94,7 +100,8 @@ def answer(options: argparse.Namespace) -> Answer:
             raise UserError(f"{other}: {what}; {mine} is {kind}, so it must be one too")
     if is_recording(a) or is_recording(b):
         return _answer_for_recordings(options)
-    if extra := [n for n in ("twin", "picture") if getattr(options, n)]:
+    given = vars(options)
+    if extra := [n for n in ("twin", "picture", "from") if given[n] is not None]:
         raise UserError(f"--{extra[0]}: is for two recordings, and {a} is none")
     if is_run(a) or is_run(b):
         return _answer_for_runs(a, b)
@@ -149,7 +156,11 @@ def _answer_for_recordings(options: argparse.Namespace) -> Answer:
         raise UserError(f"--picture: {picture}: must end in .png")
     if options.twin and not options.twin.exists():
         raise UserError(f"--twin: {options.twin}: does not exist")
-    found, facts, text = compared(options.a, options.b, options.twin)
+    start = vars(options)["from"]
+    if start is not None and (start < 0 or options.twin):
+        allowed = "at least 0, a step of A at which B starts, and without --twin"
+        raise UserError(f"--from = {start}: must be {allowed}")
+    found, facts, text = compared(options.a, options.b, options.twin, start)
     if picture:
         from minitrain.cli.recording_picture import draw_recordings
 
@@ -158,7 +169,7 @@ def _answer_for_recordings(options: argparse.Namespace) -> Answer:
 
 
 def compared(
-    a: Path, b: Path, twin: Path | None = None
+    a: Path, b: Path, twin: Path | None = None, start: int | None = None
 ) -> tuple["RecordingsCompared", dict[str, Any], str]:
     """Return what two recordings have in common: as such, for programs, and in words.
     Their times are beside the verdict and no part of it.
@@ -166,7 +177,7 @@ def compared(
     from minitrain.compare.recordings import compare_recordings
     from minitrain.recording.times import compare_times, read_times
 
-    found = compare_recordings(a, b, twin)
+    found = compare_recordings(a, b, twin, start)
     times = compare_times(read_times(a), read_times(b))
     facts = recordings_as_facts(found) | {"times": times and asdict(times)}
     lines = [recordings_in_words(found), *([times_compared(times)] if times else [])]

@@ -1,5 +1,5 @@
-"""The recorded steps of two runs side by side: the ranks that are compared, what the
-runs came to after the last recorded step, and where a resumed run begins in the other.
+"""The recorded steps of two runs side by side: the ranks that are compared, and what
+the runs came to after the last recorded step.
 """
 
 import math
@@ -200,57 +200,3 @@ def _rows_at_end(recording: Recording, rows: Rows, place: StepPair) -> dict[int,
             now["changed"] = any(hashes(row, k) != hashes(now, k) for k in kinds)
             found[rank] = now
     return found
-
-
-@dataclass(frozen=True)
-class Resumed:
-    """Two recordings from the ``step`` on at which ``side`` starts."""
-
-    a: Recording
-    b: Recording
-    side: str
-    step: int
-
-    @property
-    def clause(self) -> str:
-        """The alignment, for the reader."""
-        other = "A" if self.side == "B" else "B"
-        return f"{self.side} resumes {other} at step {self.step}: compared from there"
-
-
-def resumed_in(a: Recording, b: Recording) -> Resumed | None:
-    """Find which of two recordings resumes the other one: it starts with the parameters
-    that the other had before some later step, and counts its steps from 0.
-    """
-    for side, late, straight in (("B", b, a), ("A", a, b)):
-        first = late.ranks[min(late.ranks)].steps.get((0, 0))
-        rows = straight.ranks[min(straight.ranks)].steps
-        begin = rows.get((0, 0))
-        if first is None or begin is None or begin["before"] == first["before"]:
-            continue
-        for (optimizer, step), row in rows.items():
-            if optimizer == 0 and row["before"] and row["before"] == first["before"]:
-                pair = _from(straight, step, 0), _from(late, 0, step)
-                a, b = pair if side == "B" else pair[::-1]
-                return Resumed(a, b, side, step)
-    return None
-
-
-def _from(recording: Recording, start: int, by: int) -> Recording:
-    # from step ``start`` on, with steps that count ``by`` more
-    ranks = {}
-    for rank, one in recording.ranks.items():
-        first = one.steps.get((0, start))
-        begin = first["before"] if first else one.header["start"]
-        steps = {
-            (optimizer, step + by): {**row, "step": step + by}
-            for (optimizer, step), row in one.steps.items()
-            if step >= start
-        }
-        end = one.end
-        if end is not None:
-            end = {**end, "steps": {key: n + by for key, n in end["steps"].items()}}
-        ranks[rank] = replace(
-            one, header={**one.header, "start": begin}, steps=steps, end=end
-        )
-    return replace(recording, ranks=ranks)

@@ -4,12 +4,13 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from minitrain.compare.align import Resumed, StepPair, ratio, same_samples, samples
+from minitrain.compare.align import StepPair, ratio, same_samples, samples
 from minitrain.compare.difference import Cause, Difference, What, Why, why
 from minitrain.compare.distances import Distance, distance
 from minitrain.compare.drift import cause_of_drift, moves, still_in_one
 from minitrain.compare.gradient_causes import cause_in_gradients
 from minitrain.compare.inputs_and_state import (
+    also_unlike,
     at,
     buffers_unlike,
     cause_in_data,
@@ -18,6 +19,7 @@ from minitrain.compare.inputs_and_state import (
     settings_unlike,
     state_unlike,
 )
+from minitrain.compare.resume import Resumed, cause_of, scale_unlike
 from minitrain.recording.sketches import common, is_finite, vector
 
 # by how much rounding grows in a step, at most
@@ -67,11 +69,13 @@ class Comparer:
         first = next((one for one in found if one.sure), found[0] if found else None)
         mark = "=" if equal else "~"
         if first:
-            mark = "x" if first.sure or self.over else "?"
             cause, since = first.why, self.before.step if self.before else None
             if self.resumed and not self.over:
-                cause = _of_resume(self.resumed, place, first)
-            first = replace(first, why=cause, since=since)
+                is_start = self.before is None and place.step == self.resumed.step
+                cause = cause_of(self.resumed, place, first, is_start)
+            sure = first.sure or cause.sure
+            first = replace(first, why=cause, since=since, sure=sure)
+            mark = "x" if sure or self.over else "?"
         self.over = self.over or mark == "x"
         self.equal = self.equal and equal
         self.before = place
@@ -108,6 +112,10 @@ class Comparer:
         # another version may keep the same state in another form
         if place.same_size and exact and self.same_torch:
             yield state_unlike(place)
+        if exact:
+            yield also_unlike(place)
+        if self.resumed and gradients.within:
+            yield scale_unlike(place)
 
     def _data(
         self, place: StepPair, gradients: Distance, here: bool
@@ -238,18 +246,6 @@ def _much(found: Distance) -> str:
     if found.num_beyond > 1:
         gap += f", and {found.num_beyond - 1} more of {found.num} tensors"
     return gap
-
-
-def _of_resume(resumed: Resumed, place: StepPair, first: Difference) -> Why:
-    # the probable cause of the first difference after a resume
-    if first.what == What.DATA:
-        return why(Cause.POSITION_LOST)
-    kept = all(place.a[x]["moments"] == place.b[y]["moments"] for x, y in place.pairs)
-    if first.what == What.RATE:
-        return why(Cause.SCHEDULER_LOST if kept else Cause.OPTIMIZER_LOST)
-    lost = first.what in (What.PARAMETERS, What.STATE) and not kept
-    is_start = lost and place.step == resumed.step
-    return why(Cause.OPTIMIZER_LOST) if is_start else first.why
 
 
 def _not_finite(place: StepPair, found: Distance) -> Why | None:

@@ -24,13 +24,14 @@ from minitrain.compare.inputs_and_state import (
     settings_unlike,
     state_held,
 )
+from minitrain.compare.resume import nearest_in
 from minitrain.core.errors import UserError
 from minitrain.recording.alarm import Row, in_ranks
 from minitrain.recording.format import OfRank, Recording, read_recording
+from minitrain.recording.optimizers import FIRST_STEPS
 
 # in a header: what may differ between the same computation
 MAY_DIFFER = ("world_size", "every", "torch", "threads", "device")
-EARLY_STEPS = 3
 
 
 def read_twin(a: Recording, folder: Path) -> Recording:
@@ -110,6 +111,8 @@ def start_unlike(a: Recording, b: Recording, first: StepCompared) -> Difference 
         return None
     names, named = unlike[pairs[0]], start.named(pairs)
     cause = why(Cause.SEED)
+    if near := nearest_in(a, b):
+        cause = why(Cause.CHECKPOINT, side=near[0], step=near[1])
     if named:
         cause = why(Cause.NOT_BROADCAST, ranks=named["ranks"])
     much = f"{len(names)} of {len(start.first[0]['start'])} tensors are unlike"
@@ -159,11 +162,11 @@ def only_in(mine: Recording, other: Recording) -> list[str]:
 
 def _more(mine: Sequence[OfRank], other: Sequence[OfRank]) -> list[str]:
     # what these ranks did, and the others should have done as well
-    every = other[0].header["every"]
+    every, first = other[0].header["every"], other[0].header.get("first", 0)
     recorded = [{key for one in ranks for key in one.steps} for ranks in (mine, other)]
-    steps = {step for _, step in recorded[0] - recorded[1]}
-    if due := sorted(step for step in steps if step < EARLY_STEPS or step % every == 0):
-        return [f"step {step}" for step in due]
+    steps = {step - first for _, step in recorded[0] - recorded[1]}
+    if due := sorted(step for step in steps if step < FIRST_STEPS or step % every == 0):
+        return [f"step {step + first}" for step in due]
     # of each optimizer, the most that a rank has
     counts, others = _ends(mine), _ends(other)
     return [

@@ -28,6 +28,7 @@ class What(StrEnum):
     PARAMETERS = "parameters"
     BUFFERS = "buffers"
     STATE = "optimizer state"
+    ALSO = "beside the model"
 
 
 class Cause(Enum):
@@ -38,6 +39,10 @@ class Cause(Enum):
     MODEL = "another model"
     TIED = "{tensor} is tied to {other} in {side} alone"
     SEED = "another seed, or another checkpoint (one kept in 16 bits?)"
+    CHECKPOINT = (
+        "another checkpoint (kept in 16 bits?), of no recorded step; {side} starts "
+        "nearest to step {step} of the other run"
+    )
     OTHER_START = "other weights before the step"
     NOT_BROADCAST = "{ranks} starts from other weights: rank 0's were not broadcast"
 
@@ -50,6 +55,10 @@ class Cause(Enum):
     SAMPLES = "{who} reads other samples"
     PADDED = "the gradients agree: the same samples, padded or passed otherwise?"
     POSITION_LOST = "the position in the data, or its order, was not restored"
+    SAMPLER_LOST = (
+        "{side} reads the batch of step {step} of {other}: the sampler's position or "
+        "epoch (set_epoch) was not restored"
+    )
     SCHEDULE = "another schedule, or other groups of parameters"
     RATE_MULTIPLIED = "{side}'s learning rate is multiplied by the number of processes"
     RATE_DIVIDED = "{side}'s learning rate is divided by the number of processes"
@@ -58,6 +67,10 @@ class Cause(Enum):
     OPTIMIZER = "another optimizer, another setting, or another state (not restored?)"
     OPTIMIZER_LOST = "the optimizer's state was not restored"
     SCHEDULER_LOST = "the learning rate scheduler was not restored"
+    SCALER_LOST = "the loss scale (GradScaler) was not restored"
+    RANDOM_LOST = "the random state of {ranks} was not restored"
+    BUFFERS_LOST = "the model's buffers (running means?) were not restored"
+    ALSO_LOST = "{tensor} was not restored"
     STANDS = "{tensor} does not move in {side}"
     DECAY = "another weight decay"
     HIDDEN = "rounding alone takes the twin as far: a fault could hide"
@@ -114,6 +127,7 @@ SURE = {
     *(Cause.UNSYNCHRONIZED, Cause.MEANS, Cause.MEANS_OF_PASSES, Cause.WEIGHTS),
     *(Cause.REDUCED, Cause.STANDS, Cause.DECAY, Cause.STEPS),
     *(Cause.RATE_MULTIPLIED, Cause.RATE_DIVIDED),
+    *(Cause.SCALER_LOST, Cause.RANDOM_LOST, Cause.BUFFERS_LOST),
 }
 
 

@@ -222,7 +222,7 @@ def cause_in_own(place: StepPair) -> Why | None:
     if not unlike:
         return why(Cause.PUT_TOGETHER)
     cause = why(Cause.PASS)
-    drawn = [r for r in unlike if _drawn_otherwise(place.a[r], place.b[r])]
+    drawn = [r for r in unlike if drawn_otherwise(place.a[r], place.b[r])]
     if drawn:
         cause = why(Cause.RANDOM, ranks=drawn)
     elif first := factors[0]:
@@ -236,7 +236,8 @@ def cause_in_own(place: StepPair) -> Why | None:
     return replace(cause, own=tuple(unlike))
 
 
-def _drawn_otherwise(a: Row, b: Row) -> bool:
+def drawn_otherwise(a: Row, b: Row) -> bool:
+    """Return whether a pass draws from another state of the random generators."""
     return bool((a["draws"] or b["draws"]) and a["random"] != b["random"])
 
 

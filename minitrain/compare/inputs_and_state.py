@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from minitrain.compare.align import Rows, StepPair, ratio, samples
-from minitrain.compare.difference import Cause, Difference, What, Why, why
+from minitrain.compare.difference import UNKNOWN, Cause, Difference, What, Why, why
 from minitrain.compare.gradient_causes import cause_in_buffers, rate_by_size
 from minitrain.compare.limits import CLOSE, SAME_RATE
 from minitrain.recording.alarm import Row
@@ -113,6 +113,16 @@ def state_unlike(place: StepPair) -> Difference | None:
             named = place.named(unlike) if a and b else {}
             cause = why(Cause.OPTIMIZER)
             return at(place, What.STATE, cause, much, tensor=name, **named)
+    return None
+
+
+def also_unlike(place: StepPair) -> Difference | None:
+    """Return the first tensor of the modules beside the model with other bits."""
+    for x, y in place.pairs:
+        a, b = (row.get("also", {}) for row in (place.a[x], place.b[y]))
+        for name in common(a, b):
+            if a[name] != b[name]:
+                return at(place, What.ALSO, UNKNOWN, "other bits", tensor=name)
     return None
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from minitrain.compare.align import header, places_of, resumed_in
+from minitrain.compare.align import header, places_of
 from minitrain.compare.comparer import Comparer, StepCompared
 from minitrain.compare.coverage import (
     asides_of,
@@ -22,6 +22,7 @@ from minitrain.compare.coverage import (
     unseen_in,
 )
 from minitrain.compare.difference import Difference
+from minitrain.compare.resume import Resumed, resumed_in
 from minitrain.core.errors import UserError
 from minitrain.core.progress import progress
 from minitrain.recording.findings import alarms_in
@@ -44,7 +45,8 @@ class RecordingsCompared:
     decided; ``doubt`` is what could not be decided before it. ``broken`` says what
     makes a recording not whole, ``unseen`` what cannot be compared because it was
     not recorded, ``asides`` what is no difference, ``alarms`` what the rules of the
-    recorder find in each, ``severe`` those of them that are more than notes.
+    recorder find in each, ``severe`` those of them that are more than notes;
+    ``resumed`` is set where one run starts in the other, and is compared from there.
     """
 
     verdict: RecordingsVerdict
@@ -59,6 +61,7 @@ class RecordingsCompared:
     asides: list[str] = field(default_factory=list)
     alarms: dict[str, list[str]] = field(default_factory=dict)
     severe: dict[str, list[str]] = field(default_factory=dict)
+    resumed: Resumed | None = None
 
     @property
     def same(self) -> bool:
@@ -67,10 +70,10 @@ class RecordingsCompared:
 
 
 def compare_recordings(
-    a: Path, b: Path, twin: Path | None = None
+    a: Path, b: Path, twin: Path | None = None, start: int | None = None
 ) -> RecordingsCompared:
-    """Compare what runs ``a`` and ``b`` recorded, of any world sizes; ``twin``
-    is the recording of a twin of ``a``.
+    """Compare what runs ``a`` and ``b`` recorded, of any world sizes; ``twin`` is the
+    recording of a twin of ``a``, ``start`` the step of ``a`` at which ``b`` starts.
 
     Raises UserError for a recording that cannot be read, for two that have no recorded
     step in common, and for a twin that is none of ``a``.
@@ -78,12 +81,12 @@ def compare_recordings(
     ours, theirs = read_recording(a), read_recording(b)
     alarms = {"A": alarms_in(ours), "B": alarms_in(theirs)}
     of_twin = None if twin is None else read_twin(ours, twin)
-    resumed = None if of_twin else resumed_in(ours, theirs)
+    resumed = None if of_twin else resumed_in(ours, theirs, start)
     if resumed:
         ours, theirs = resumed.a, resumed.b
     places = places_of(ours, theirs, of_twin)
     if not places:
-        raise UserError(f"{a}: has no recorded step in common with {b}")
+        raise _nothing_in_common(a, b, resumed)
     versions = {one.header["torch"] for r in (ours, theirs) for one in r.ranks.values()}
     # each optimizer has a trajectory of its own
     comparers = {
@@ -111,7 +114,6 @@ def compare_recordings(
         verdict = "different"
     elif doubt or broken or unseen:
         verdict = "undecided"
-    asides = asides_of(ours, theirs)
     return RecordingsCompared(
         verdict=verdict,
         first=sure or doubt,
@@ -122,7 +124,18 @@ def compare_recordings(
         only_in_b=only[1],
         broken=broken,
         unseen=unseen,
-        asides=[resumed.clause, *asides] if resumed else asides,
+        asides=asides_of(ours, theirs),
+        resumed=resumed,
         alarms={side: [*lines] for side, lines in alarms.items()},
         severe={side: [*filter(of.get, of)] for side, of in alarms.items()},
+    )
+
+
+def _nothing_in_common(a: Path, b: Path, resumed: Resumed | None) -> UserError:
+    if resumed is None:
+        return UserError(f"{a}: has no recorded step in common with {b}")
+    late, straight = (b, a) if resumed.side == "B" else (a, b)
+    return UserError(
+        f"{late}: starts at step {resumed.step} of {straight}, and no step from there "
+        "on is in both; record with every=1, or resume at a multiple of every"
     )

@@ -8,6 +8,7 @@ has them: NaN, Infinity.
 """
 
 import json
+import os
 import re
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -59,9 +60,26 @@ def path_of_rank(folder: Path, rank: int) -> Path:
     return folder / f"rank-{rank}.jsonl"
 
 
+def folder_of_attempt(folder: Path) -> Path:
+    """Return where this process records: in a subfolder for each attempt, where
+    torchrun starts the ranks again after a failure (``--max-restarts``).
+    """
+    if int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0)) == 0:
+        return folder
+    return folder / f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+
+
+def last_attempt(folder: Path) -> Path:
+    """Return the subfolder of the last attempt that was recorded in ``folder``; without
+    attempts, ``folder`` itself.
+    """
+    found = [path for path in folder.glob("attempt-*/") if ranks_in(path)]
+    return max(found, key=lambda path: (len(path.name), path.name), default=folder)
+
+
 def is_recording(path: Path) -> bool:
     """Return whether ``path`` is a folder in which a rank began to record."""
-    return path.is_dir() and bool(ranks_in(path))
+    return path.is_dir() and bool(ranks_in(last_attempt(path)))
 
 
 def ranks_in(folder: Path) -> list[int]:
@@ -73,8 +91,8 @@ def ranks_in(folder: Path) -> list[int]:
 
 
 def read_recording(folder: Path) -> Recording:
-    """Return what is in ``folder``. A last line that was cut is left out, as is a rank
-    that was killed before its first line was whole.
+    """Return what is in ``folder``, of several attempts the last one. A last line that
+    was cut is left out, as is a rank that was killed before its first line was whole.
 
     Raises:
         UserError: there is no recording, it is damaged or of another version, or its
@@ -85,6 +103,7 @@ def read_recording(folder: Path) -> Recording:
             f"{folder}: no recording; minitrain.record(model, optimizer, folder) "
             "writes rank-0.jsonl there"
         )
+    folder = last_attempt(folder)
     read = {rank: _read_rank(folder, rank) for rank in ranks_in(folder)}
     ranks = {rank: one for rank, one in read.items() if one is not None}
     if not ranks:

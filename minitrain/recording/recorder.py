@@ -20,7 +20,13 @@ from minitrain.core.errors import EvidenceError, UserError
 from minitrain.core.printable import note
 from minitrain.recording.alarm import Alarm
 from minitrain.recording.clock import RecordingClock
-from minitrain.recording.format import Row, Writer, line_of, refuse_second
+from minitrain.recording.format import (
+    Row,
+    Writer,
+    folder_of_attempt,
+    line_of,
+    refuse_second,
+)
 from minitrain.recording.header import (
     header_of,
     is_twin,
@@ -87,7 +93,7 @@ class Recorder:
         also = also or {}
         _require(model, every, on_alarm, timeout_s, also)
         self._inner = innermost(model)
-        self._folder, self._every = Path(folder), every
+        self._folder, self._every = folder_of_attempt(Path(folder)), every
         self._raises, self._timeout_s = on_alarm == "raise", timeout_s
         self._called = called_modules(self._inner)
         self._wrappers = Wrappers(self._called)

@@ -15,7 +15,7 @@ from minitrain.analysis.columns import Columns, Floats, longest_s
 from minitrain.analysis.stragglers import Stragglers, find_stragglers
 from minitrain.core.errors import UserError
 from minitrain.recording.clock import COLUMNS, path_of_times
-from minitrain.recording.format import ranks_in
+from minitrain.recording.format import last_attempt, ranks_in
 from minitrain.recording.optimizers import FIRST_STEPS
 
 # what a rank does before it waits for another
@@ -151,6 +151,7 @@ def read_times(folder: Path) -> Times | None:
     """Return the times of the recording in ``folder``; None without any, as of an
     earlier minitrain. Raises UserError for a damaged file.
     """
+    folder = last_attempt(folder)
     files = {rank: path_of_times(folder, rank) for rank in ranks_in(folder)}
     found = {rank: file for rank, file in files.items() if file.exists()}
     if not found:

@@ -25,8 +25,6 @@ from minitrain.core.printable import note
 
 SETTINGS = "MINITRAIN_RECORD"
 STARTUP = Path(__file__).with_name("startup")
-# which start of the ranks by torchrun it is, from 0
-ATTEMPT = "TORCHELASTIC_RESTART_COUNT"
 
 
 def prepare() -> None:
@@ -34,8 +32,6 @@ def prepare() -> None:
     and the arguments of :func:`minitrain.record` are read from the environment.
     """
     settings = json.loads(os.environ[SETTINGS])
-    if attempt := int(os.environ.get(ATTEMPT, 0)):
-        settings["folder"] += f"-{attempt}"
     call = nn.Module.__call__
 
     @wraps(call)

@@ -5,6 +5,7 @@ Rank 0 judges the rows of a step when all are there, and puts there what it foun
 """
 
 import json
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -49,8 +50,11 @@ class Watch:
         self._store: Store = HashStore()
         if dist.is_available() and dist.is_initialized():
             self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
-            name, world = f"minitrain recorder {next(_numbers)}", dist.group.WORLD
+            world = dist.group.WORLD
             assert world is not None, "it is initialized"
+            # torchrun keeps the store, and what is in it, for the next attempt
+            attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+            name = f"minitrain recorder {next(_numbers)} of attempt {attempt}"
             self._store = PrefixStore(name, world.get_group_store())
         # rows of this rank that are not judged yet, each with its number and its time
         self._sent: deque[tuple[int, Row, float]] = deque()

@@ -1,4 +1,4 @@
-"""Recordings that are aligned before they are compared: resumed runs, padded rows."""
+"""Recordings whose samples have other hashes: padded rows."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,66 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from recorded import adamw, alter, record, rows_of, write
+from recorded import alter, record
 from torch import Tensor, tensor
 
 from minitrain.compare.align import same_samples
-from minitrain.compare.difference import Cause
 from minitrain.compare.recordings import RecordingsCompared, compare_recordings
 from minitrain.recording.inputs import sample_digests
 
-START, STEPS = 6, 12
 Change = Callable[[dict[str, Any]], None]
-
-
-def resumed(folder: Path, straight: Path, change: Change) -> Path:
-    """The rows of ``straight`` from START on, as a run that counts from 0 has them."""
-    header, *rows, end = rows_of(straight)
-    kept = [row for row in rows if row["step"] >= START]
-    header |= {"start": kept[0]["before"]}
-    for row in kept:
-        row["step"] -= START
-        change(row)
-    end |= {"steps": {"0": STEPS - START}}
-    folder.mkdir()
-    write(folder, [header, *kept, end])
-    return folder
-
-
-def test_resumed_run_is_compared_from_where_it_resumes(tmp_path: Path) -> None:
-    """And each fault of a resume is named; the right one is equal to the bit."""
-    straight = record(tmp_path / "a", steps=STEPS, every=1, optimizer=adamw)
-    first_read = rows_of(straight)[1]["inputs"]
-
-    def other_rate(row: dict[str, Any]) -> None:
-        row["lr"] = [2 * rate for rate in row["lr"]] if row["step"] else row["lr"]
-
-    def other_state(row: dict[str, Any]) -> None:
-        row.update(
-            moments=dict.fromkeys(row["moments"], "0" * 32),
-            lr=[2 * rate for rate in row["lr"]],
-        )
-
-    def other_data(row: dict[str, Any]) -> None:
-        row.update(inputs=first_read)
-        for entry in row["gradients"].values():
-            entry.update(hash="0" * 32, sketch=[*reversed(entry["sketch"])])
-
-    faults: dict[str, tuple[Change, int, Cause]] = {
-        "rate": (other_rate, START + 1, Cause.SCHEDULER_LOST),
-        "state": (other_state, START, Cause.OPTIMIZER_LOST),
-        "data": (other_data, START, Cause.POSITION_LOST),
-    }
-    good = resumed(tmp_path / "good", straight, lambda row: None)
-    for pair in ((straight, good), (good, straight)):
-        found = compare_recordings(*pair)
-        assert (found.verdict, found.steps[0].step) == ("equal bits", START)
-        assert "resumes" in found.asides[0]
-    for name, (change, step, cause) in faults.items():
-        bad = resumed(tmp_path / name, straight, change)
-        first = compare_recordings(straight, bad).first
-        assert first
-        assert (first.step, first.why.cause) == (step, cause)
 
 
 def rows_read(*rows: list[int], labels: bool = False) -> dict[int, dict[str, Any]]:

@@ -1,9 +1,11 @@
 """Rows of real ranks, brought together and judged: whole, late, gone, out of step."""
 
 import json
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from recorded_rows import headers, own_of, rows_of
 
 from minitrain.comm.groups import distributed
 from minitrain.harness.launcher import launch
+from minitrain.recording import watch
 from minitrain.recording.format import line_of
 from minitrain.recording.watch import PIECE, Watch, _delete, _get, _put
 
@@ -75,6 +78,27 @@ def sends_and_goes_on(world_size: int) -> list[list[str]]:
         found.append(one.look())
         assert not one.watch._sent
         return found
+
+
+def starts_again(world_size: int) -> list[str]:
+    """Rank 1 leaves a row in a store that the next attempt gets, too."""
+    with distributed(timeout_s=60) as (rank, _):
+        one = Heard(SOON_S)
+        if rank == 1:
+            one.send(0)
+        dist.barrier()
+        os.environ["TORCHELASTIC_RESTART_COUNT"], watch._numbers = "1", count()
+        one = Heard(SOON_S)
+        for turn in range(world_size):
+            if turn == rank:
+                one.send(3)
+                one.watch.look()
+            dist.barrier()
+        return one.look()
+
+
+def test_rows_of_the_attempt_before_are_left_alone() -> None:
+    assert launch(starts_again, 2, 2) == [[], []]
 
 
 @pytest.mark.parametrize("world_size", [2, 3])

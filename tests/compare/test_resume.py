@@ -1,0 +1,191 @@
+"""Runs that resume another one from a checkpoint: the right one, and one for each part
+of the state that is not restored.
+"""
+
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from one_line import refusal
+from recorded_loops import Net, batch, loss_of
+from torch.optim import AdamW
+from torch.optim.lr_scheduler import LambdaLR
+
+import minitrain
+from minitrain.cli.main import run
+from minitrain.compare.difference import Cause, What
+from minitrain.compare.recordings import compare_recordings
+from minitrain.core.errors import UserError
+
+START, STEPS, EPOCH = 6, 12, 4
+Checkpoint = dict[str, Any]
+
+
+def train(
+    folder: Path,
+    saved: Checkpoint | None = None,
+    *,
+    lost: str = "",
+    start: int = START,
+    every: int = 1,
+    scale: float = 2.0**10,
+) -> Checkpoint:
+    """Record a run, from the checkpoint that was ``saved`` where there is one, but for
+    what is ``lost`` -> its checkpoint at step ``start``.
+    """
+    torch.manual_seed(0)
+    model, ema = Net(), Net()
+    optimizer = AdamW(model.parameters(), lr=0.01)
+    scheduler = LambdaLR(optimizer, lambda step: 1 / (1 + step))
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=3)
+    parts: Checkpoint = {
+        "model": model,
+        "ema": ema,
+        "optimizer": optimizer,
+        "scheduler": scheduler,
+        "scaler": scaler,
+    }
+    if saved is not None:
+        torch.manual_seed(5)
+        # an optimizer goes on with the tensors that it loads
+        saved = deepcopy(saved)
+        state = saved["model"]
+        if lost == "buffers":
+            state = {k: state[k] for k in state if "running" not in k}
+        if lost == "bits":
+            state = {k: 1.001 * v if v.dim() else v for k, v in state.items()}
+        model.load_state_dict(state, strict=False)
+        for name in {*parts} - {"model", lost}:
+            parts[name].load_state_dict(saved[name])
+        if lost != "random":
+            torch.set_rng_state(saved["random"])
+    first, made = (0 if saved is None else start), {}
+    with minitrain.record(model, optimizer, folder, every=every, also={"ema": ema}):
+        for step in range(first, STEPS):
+            if step == start:
+                states = {name: one.state_dict() for name, one in parts.items()}
+                made = deepcopy(states | {"random": torch.get_rng_state()})
+            by = {"position": start, "epoch": EPOCH, "order": 100 * EPOCH}.get(lost, 0)
+            scaler.scale(loss_of(model, batch(step - by))).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            scheduler.step()
+            for mean, parameter in zip(
+                ema.parameters(), model.parameters(), strict=True
+            ):
+                mean.data.lerp_(parameter.data, 0.1)
+    return made
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Checkpoint]:
+    folder = tmp_path_factory.mktemp("runs") / "straight"
+    return folder, train(folder)
+
+
+def test_resumed_run_is_compared_from_where_it_resumes(
+    straight: tuple[Path, Checkpoint],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    a, saved = straight
+    train(tmp_path, saved)
+    for number, pair in enumerate([(a, tmp_path), (tmp_path, a)]):
+        late, other = "BA"[number], "AB"[number]
+        assert run(["verify", *map(str, pair)]) == 0
+        verdict, _, *aside = capsys.readouterr().out.splitlines()[:3]
+        assert (
+            verdict
+            == f"equal bits, from step {START} of {other}: 6 recorded steps and the end"
+        )
+        assert aside == [
+            f"no difference by itself: {late} resumes {other} at step {START}"
+        ]
+    by_hand = compare_recordings(a, tmp_path, start=START)
+    assert by_hand == compare_recordings(a, tmp_path)
+    other_step = compare_recordings(a, tmp_path, start=START + 1).first
+    assert other_step
+    assert other_step.what == What.START
+
+
+@pytest.mark.parametrize(
+    ("lost", "step", "what", "cause"),
+    [
+        ("optimizer", START, What.RATE, Cause.OPTIMIZER_LOST),
+        ("scheduler", START + 1, What.RATE, Cause.SCHEDULER_LOST),
+        ("scaler", START, What.OWN, Cause.SCALER_LOST),
+        ("position", START, What.DATA, Cause.SAMPLER_LOST),
+        ("epoch", START, What.DATA, Cause.SAMPLER_LOST),
+        ("order", START, What.DATA, Cause.POSITION_LOST),
+        ("random", START, What.OWN, Cause.RANDOM_LOST),
+        ("buffers", START, What.BUFFERS, Cause.BUFFERS_LOST),
+        ("ema", START, What.ALSO, Cause.ALSO_LOST),
+        ("bits", -1, What.START, Cause.CHECKPOINT),
+    ],
+)
+def test_part_of_the_state_that_is_not_restored_is_named(
+    lost: str,
+    step: int,
+    what: What,
+    cause: Cause,
+    straight: tuple[Path, Checkpoint],
+    tmp_path: Path,
+) -> None:
+    a, saved = straight
+    train(tmp_path, saved, lost=lost)
+    found = compare_recordings(a, tmp_path)
+    assert found.verdict == "different"
+    assert found.first
+    assert (found.first.step, found.first.what, found.first.why.cause) == (
+        step,
+        what,
+        cause,
+    )
+
+
+def test_step_that_a_lost_scale_skips_is_no_lost_position(
+    straight: tuple[Path, Checkpoint], tmp_path: Path
+) -> None:
+    a, saved = straight
+    train(tmp_path, saved, lost="scaler", scale=2.0**127)
+    first = compare_recordings(a, tmp_path).first
+    assert first
+    assert (first.what, first.why.cause) == (What.DATA, Cause.SCALER_LOST)
+
+
+def test_step_that_was_not_recorded(tmp_path: Path) -> None:
+    """A resume at a step that was not recorded is one line, which names the step."""
+    a, good, bad = (tmp_path / name for name in ("a", "good", "bad"))
+    saved = train(a, start=5, every=5)
+    train(good, saved, start=5, every=5)
+    found = compare_recordings(a, good)
+    assert (found.verdict, [step.step for step in found.steps]) == (
+        "equal bits",
+        [5, 10, 11],
+    )
+    saved = train(tmp_path / "again", start=6, every=5)
+    train(bad, saved, start=6, every=5)
+    assert refusal(compare_recordings, a, bad) == (
+        f"{bad}: starts at step 6 of {a}, and no step from there on is in both; record "
+        "with every=1, or resume at a multiple of every"
+    )
+
+
+@pytest.mark.parametrize(
+    ("step", "line"),
+    [
+        ("x", "minitrain verify: argument --from: invalid int value: 'x'"),
+        ("-1", "--from = -1: must be at least 0, a step of A at which B starts"),
+        ("12", "starts at step 12 of"),
+    ],
+)
+def test_bad_step_is_one_line(
+    step: str, line: str, straight: tuple[Path, Checkpoint]
+) -> None:
+    a = str(straight[0])
+    with pytest.raises(UserError, match=line) as caught:
+        run(["verify", a, a, f"--from={step}"])
+    assert str(caught.value).count("\n") == 0
