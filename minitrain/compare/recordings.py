@@ -22,6 +22,7 @@ from minitrain.compare.coverage import (
     unseen_in,
 )
 from minitrain.compare.difference import Difference
+from minitrain.compare.modules import ModulesCompared, compare_modules
 from minitrain.core.errors import UserError
 from minitrain.core.progress import progress
 from minitrain.recording.findings import alarms_in
@@ -44,7 +45,8 @@ class RecordingsCompared:
     decided; ``doubt`` is what could not be decided before it. ``broken`` says what
     makes a recording not whole, ``unseen`` what cannot be compared because it was
     not recorded, ``asides`` what is no difference, ``alarms`` what the rules of the
-    recorder find in each, ``severe`` those of them that are more than notes.
+    recorder find in each, ``severe`` those of them that are more than notes;
+    ``modules`` is the first that differs, where they were recorded.
     """
 
     verdict: RecordingsVerdict
@@ -59,6 +61,7 @@ class RecordingsCompared:
     asides: list[str] = field(default_factory=list)
     alarms: dict[str, list[str]] = field(default_factory=dict)
     severe: dict[str, list[str]] = field(default_factory=dict)
+    modules: ModulesCompared | None = None
 
     @property
     def same(self) -> bool:
@@ -125,4 +128,5 @@ def compare_recordings(
         asides=[resumed.clause, *asides] if resumed else asides,
         alarms={side: [*lines] for side, lines in alarms.items()},
         severe={side: [*filter(of.get, of)] for side, of in alarms.items()},
+        modules=compare_modules(places, steps),
     )
