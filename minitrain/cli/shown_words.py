@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from minitrain.core.printable import as_lines
+from minitrain.recording.alarm import in_ranks
 from minitrain.report.numbers import ms, percent, plural, thousands
 
 if TYPE_CHECKING:
@@ -42,7 +43,13 @@ def headline(facts: dict[str, Any]) -> str:
         said += f", {last['loss']:.4g} at step {last['step']}"
     if facts["missing_ranks"]:
         said += f"; nothing of ranks {', '.join(map(str, facts['missing_ranks']))}"
-    return said if facts["ended"] else f"{said}; it ended early"
+    early: dict[str, list[int]] = {}
+    for one in facts["unfinished"]:
+        what = "killed, or at work," if one["killed"] else "ended early"
+        what += f" after {plural(one['steps'], 'step')}"
+        early.setdefault(what, []).append(one["rank"])
+    ends = [f"no end of {in_ranks(ranks)}: {what}" for what, ranks in early.items()]
+    return "; ".join([said, *ends])
 
 
 def times_in_words(facts: dict[str, Any]) -> list[str]:

@@ -11,7 +11,7 @@ import pandas as pd
 from minitrain.analysis.account import ALL_RANKS, account, means, plain_steps
 from minitrain.analysis.stragglers import Stragglers, find_stragglers
 from minitrain.core.errors import UserError
-from minitrain.recording.clock import COLUMNS, path_of_times
+from minitrain.recording.clock import COLUMNS, END, path_of_times
 from minitrain.recording.format import ranks_in
 from minitrain.recording.optimizers import FIRST_STEPS
 
@@ -26,11 +26,13 @@ class Times:
     """The steps of all ranks that were timed: the columns of
     :func:`minitrain.analysis.account.summarized`, with ``samples`` in place of tokens.
     ``hosts`` name the clocks of the ranks. A step that was recorded is ``bracketed``,
-    so that neither it nor the one after it counts.
+    so that neither it nor the one after it counts. ``open`` are the ranks that did not
+    close their file: killed, or at work.
     """
 
     rows: pd.DataFrame
     hosts: frozenset[str]
+    open: frozenset[int] = frozenset()
 
     @property
     def one_clock(self) -> bool:
@@ -149,10 +151,11 @@ def read_times(folder: Path) -> Times | None:
     found = {rank: file for rank, file in files.items() if file.exists()}
     if not found:
         return None
-    tables, hosts = [], set()
+    tables, hosts, is_open = [], set(), set()
     for rank, file in found.items():
         # a last line that was cut is left out
         whole, _, _ = file.read_text().rpartition("\n")
+        is_open |= set() if whole.endswith(END) else {rank}
         hosts.add(whole.partition("\n")[0])
         try:
             table = pd.read_csv(
@@ -162,7 +165,7 @@ def read_times(folder: Path) -> Times | None:
         except ValueError as error:
             raise UserError(f"{file}: damaged: {str(error)[:80]}") from None
     rows = pd.concat(tables, ignore_index=True)
-    return Times(rows, frozenset(hosts))
+    return Times(rows, frozenset(hosts), frozenset(is_open))
 
 
 def _as_timings(table: pd.DataFrame) -> pd.DataFrame:
