@@ -27,10 +27,10 @@ from minitrain.compare.inputs_and_state import (
 from minitrain.core.errors import UserError
 from minitrain.recording.alarm import Row, in_ranks
 from minitrain.recording.format import OfRank, Recording, read_recording
+from minitrain.recording.optimizers import FIRST_STEPS, spacing
 
 # in a header: what may differ between the same computation
 MAY_DIFFER = ("world_size", "every", "torch", "threads", "device")
-EARLY_STEPS = 3
 
 
 def read_twin(a: Recording, folder: Path) -> Recording:
@@ -162,7 +162,9 @@ def _more(mine: Sequence[OfRank], other: Sequence[OfRank]) -> list[str]:
     every = other[0].header["every"]
     recorded = [{key for one in ranks for key in one.steps} for ranks in (mine, other)]
     steps = {step for _, step in recorded[0] - recorded[1]}
-    if due := sorted(step for step in steps if step < EARLY_STEPS or step % every == 0):
+    # a resumed run is thinned out by steps of its own
+    dense = (step for step in steps if spacing(step, every) == every)
+    if due := sorted(s for s in dense if s < FIRST_STEPS or s % every == 0):
         return [f"step {step}" for step in due]
     # of each optimizer, the most that a rank has
     counts, others = _ends(mine), _ends(other)

@@ -60,7 +60,8 @@ class Recorder:
     Use it with ``with``, or by ``start`` and ``stop``; the loop stays as it is, and
     model and optimizers may be wrapped before or after. ``optimizer=None`` stands for
     all that hold parameters of the model, also those that are made later. Of each
-    optimizer the steps 0, 1, 2 and each ``every``-th are recorded.
+    optimizer the steps 0, 1, 2 and each ``every``-th are recorded; unless that is 1,
+    a tenth of these after 1,000 of them, and so on.
 
     If ranks differ at such a step, or something else is wrong with it, a line reports
     it (``on_alarm="raise"``: EvidenceError on all ranks). A rank that does not come
@@ -158,10 +159,11 @@ class Recorder:
         self._tell(self._rows.end(steps, together), watch)
         watch.look(self._timeout_s)
         if rank_and_size()[0] == 0 and self._optimizers.steps:
+            which = f"the first three and each {self._every}-th"
+            which = "all of them" if self._every == 1 else which
             note(
-                f"minitrain: recorded {self._optimizers.steps} steps, the first three "
-                f"and each {self._every}-th in full: minitrain show {self._folder}; "
-                f"minitrain verify {self._folder} OTHER"
+                f"minitrain: recorded {self._optimizers.steps} steps, {which} in full: "
+                f"minitrain show {self._folder}; minitrain verify {self._folder} OTHER"
             )
 
     def loss(self, loss: Tensor | float) -> None:
