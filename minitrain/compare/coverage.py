@@ -25,7 +25,7 @@ from minitrain.compare.inputs_and_state import (
     state_held,
 )
 from minitrain.core.errors import UserError
-from minitrain.recording.alarm import Row, in_ranks
+from minitrain.recording.alarm import Row, in_ranks, lacks
 from minitrain.recording.format import OfRank, Recording, read_recording
 from minitrain.recording.optimizers import FIRST_STEPS, spacing
 
@@ -122,7 +122,8 @@ def _unlike_names(a: Mapping[str, str], b: Mapping[str, str]) -> list[str]:
 
 def broken_in(side: str, mine: Recording, other: Recording) -> list[str]:
     """Return how ``mine``, which is ``side``, is not whole."""
-    broken = [f"{side} lacks {in_ranks(mine.missing)}"] if mine.missing else []
+    missing = mine.missing
+    broken = [f"{side} {lacks(missing, mine.folder)}"] if missing else []
     early = [rank for rank, one in mine.ranks.items() if one.end is None]
     if early:
         last = min(
