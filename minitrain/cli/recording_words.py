@@ -88,8 +88,8 @@ def _modules(found: "RecordingsCompared") -> list[str]:
     line = f"first module whose output differs at step {one.step}{which}: {one.module}"
     line += f"{times} ({one.place} of {one.num} in order of execution): {much}"
     inputs = f"its inputs differ already: look at {one.within or 'the model'}"
-    inputs = inputs if one.inputs_share else "its inputs agree"
-    weights = "" if one.same_weights else ", its weights differ as the step begins"
+    inputs = "its inputs agree" if one.same_inputs else inputs
+    weights = "" if one.same_weights else ", its weights have other bits before"
     return [f"{line}; {inputs}{weights}"]
 
 

@@ -2,14 +2,15 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from minitrain.compare.align import Pair, StepPair
+from minitrain.compare.align import StepPair
 from minitrain.compare.comparer import StepCompared
 from minitrain.compare.inputs_and_state import share_apart
 from minitrain.recording.alarm import Row, hashes
 
-Calls = dict[tuple[str, int], Row]
+Call = tuple[str, int]
+Calls = dict[Call, Row]
 
 
 @dataclass(frozen=True)
@@ -17,10 +18,11 @@ class ModulesCompared:
     """The first call of a module, in the order in which calls end, whose output differs
     at ``step``; an empty ``module`` where none does.
 
-    It is the ``place``-th of ``num`` calls, and the ``call``-th of this module. Output
-    and inputs are ``share`` and ``inputs_share`` of their sizes apart, infinity where
-    one run has none; 0 for equal bits. ``within`` is the innermost module around it
-    with equal inputs, or "". ``ranks`` are those that differ, empty for all.
+    It is the ``place``-th of ``num`` calls, and the ``call``-th of this module, whose
+    output is ``share`` of its size apart, infinity where one run has none. ``within``
+    is the innermost module around it with the same inputs, or "". ``ranks`` are those
+    that differ, empty for all. What is the same is so within rounding, if ``share`` is
+    more than rounding, else to the bit.
     """
 
     step: int
@@ -29,7 +31,7 @@ class ModulesCompared:
     call: int = 0
     place: int = 0
     share: float = 0.0
-    inputs_share: float = 0.0
+    same_inputs: bool = True
     same_weights: bool = True
     within: str = ""
     ranks: tuple[int, ...] = ()
@@ -43,53 +45,51 @@ def compare_modules(
     were not recorded, or for other samples.
     """
     marks = [step.mark for step in steps]
-    worst = max(marks, key="=~?x".index)
-    last = marks.index(worst) if worst != "=" else len(marks)
-    compared = [_compare(one) for one in places[: last + 1] if not one.end]
-    found = [one for one in compared if one]
-    unlike = [one for one in found if one.module]
-    limit = places[0].limits.linear
-    beyond = (one for one in unlike if one.share > limit)
-    return next(beyond, (unlike or found[-1:] or [None])[0])
+    last = next((marks.index(m) for m in "x?~" if m in marks), len(marks))
+    found = [_compare(one) for one in places[: last + 1] if not one.end]
+    compared = [one for one in found if one]
+    unlike = [one for one in compared if one.module]
+    beyond = [one for one in unlike if one.share > places[0].limits.linear]
+    return next(iter(beyond or unlike or compared[-1:]), None)
 
 
 def _compare(place: StepPair) -> ModulesCompared | None:
-    rows = {(x, y): (place.a[x], place.b[y]) for x, y in place.pairs}
-    calls = {pair: (_calls(a), _calls(b)) for pair, (a, b) in rows.items()}
-    same = all(a["inputs"] == b["inputs"] for a, b in rows.values())
-    if not (place.same_size and same and all(a and b for a, b in calls.values())):
+    rows = [(place.a[x], place.b[y]) for x, y in place.pairs]
+    calls = [(_calls(a), _calls(b)) for a, b in rows]
+    same = place.same_size and all(a["inputs"] == b["inputs"] for a, b in rows)
+    if not (same and all(a and b for a, b in calls)):
         return None
-    num = max(len(ours) for ours, _ in calls.values())
-    found: dict[int, dict[Pair, ModulesCompared]] = {}
-    for pair, (ours, theirs) in calls.items():
-        for at, (call, mine) in enumerate(ours.items(), start=1):
-            other = theirs.get(call, {})
-            share, inputs = (
-                share_apart(mine[kind], other.get(kind))
-                for kind in ("outputs", "inputs")
-            )
-            if share:
-                a, b = (_weights(row, call[0]) for row in rows[pair])
-                one = ModulesCompared(place.step, num, *call, at, share, inputs, a == b)
-                found.setdefault(at, {})[pair] = one
+    apart = [{c: _apart(*both, c, "outputs") for c in both[0]} for both in calls]
+    shares: dict[Call, float] = {}
+    for of in apart:
+        shares |= {c: max(share, shares.get(c, 0.0)) for c, share in of.items()}
     limit = place.limits.linear
-    beyond = [n for n in found if max(o.share for o in found[n].values()) > limit]
-    if not found:
-        return ModulesCompared(place.step, num)
-    of = found[min(beyond or found)]
-    first = max(of.values(), key=lambda one: one.share)
-    around = _around(*calls[next(iter(of))], first)
-    return replace(first, within=around, **place.named([*of]))
-
-
-def _around(ours: Calls, theirs: Calls, first: ModulesCompared) -> str:
+    beyond = [c for c, share in shares.items() if share > limit]
+    # of runs that are equal until there any other bit counts
+    limit = limit if beyond else 0.0
+    first = next((c for c, share in shares.items() if share > limit), None)
+    if first is None:
+        return ModulesCompared(place.step, len(shares))
+    unlike = [n for n, of in enumerate(apart) if of.get(first, 0.0) > limit]
+    both, (a, b) = calls[unlike[0]], rows[unlike[0]]
+    same_inputs = [c for c in both[0] if _apart(*both, c, "inputs") <= limit]
     # those around it end after it, the innermost first
-    for (name, number), mine in [*ours.items()][first.place :]:
-        if first.module.startswith(f"{name}."):
-            other = theirs.get((name, number), {})
-            if share_apart(mine["inputs"], other.get("inputs")) == 0:
-                return name
-    return ""
+    around = (name for name, _ in same_inputs if first[0].startswith(f"{name}."))
+    return ModulesCompared(
+        place.step,
+        len(shares),
+        *first,
+        place=1 + [*shares].index(first),
+        share=shares[first],
+        same_inputs=first in same_inputs,
+        same_weights=_weights(a, first[0]) == _weights(b, first[0]),
+        within=next(around, ""),
+        ranks=place.named([place.pairs[n] for n in unlike]).get("ranks", ()),
+    )
+
+
+def _apart(ours: Calls, theirs: Calls, call: Call, kind: str) -> float:
+    return share_apart(ours[call][kind], theirs.get(call, {}).get(kind))
 
 
 def _calls(row: Row) -> Calls:

@@ -114,7 +114,6 @@ def compare_recordings(
         verdict = "different"
     elif doubt or broken or unseen:
         verdict = "undecided"
-    asides = asides_of(ours, theirs)
     return RecordingsCompared(
         verdict=verdict,
         first=sure or doubt,
@@ -125,7 +124,7 @@ def compare_recordings(
         only_in_b=only[1],
         broken=broken,
         unseen=unseen,
-        asides=[resumed.clause, *asides] if resumed else asides,
+        asides=[*([resumed.clause] if resumed else ()), *asides_of(ours, theirs)],
         alarms={side: [*lines] for side, lines in alarms.items()},
         severe={side: [*filter(of.get, of)] for side, of in alarms.items()},
         modules=compare_modules(places, steps),

@@ -101,7 +101,7 @@ def named(found: RecordingsCompared) -> tuple[str, int, int, bool]:
     one = found.modules
     assert one is not None
     assert one.step == (0 if one.module else 1)
-    return one.module, one.place, one.call, one.inputs_share == 0
+    return one.module, one.place, one.call, one.same_inputs
 
 
 # a block ends five calls: attn, mlp.0, mlp.1, mlp and its own
@@ -157,7 +157,7 @@ def test_rounding_before_does_not_hide_the_module(tmp_path: Path) -> None:
 
     sound = record(tmp_path / "a")
     found = compare_recordings(sound, record(tmp_path / "b", both))
-    assert named(found)[0] == "blocks.3.attn"
+    assert named(found) == ("blocks.3.attn", 16, 1, True)
     alone = compare_recordings(sound, record(tmp_path / "c", apart)).modules
     assert alone is not None
     assert (alone.module, alone.same_weights) == ("blocks.0.attn", False)
