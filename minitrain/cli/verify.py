@@ -43,9 +43,7 @@ EXAMPLES = {
         "minitrain verify mine.pt other.pt --strip-prefix module."
     ),
     "two training runs": "minitrain verify data/runs/gloo-2 before/runs/gloo-2",
-    "two recordings, and a picture of where they part": (
-        "minitrain verify runs/one runs/two --picture apart.png"
-    ),
+    "two recordings": "minitrain verify runs/one runs/two",
 }
 
 
@@ -65,12 +63,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="C",
         help="of recordings: one of A run again with MINITRAIN_TWIN=1",
-    )
-    parser.add_argument(
-        "--picture",
-        type=Path,
-        metavar="FILE.png",
-        help="of recordings: draw how far they are apart, step by step",
     )
 
 
@@ -94,8 +86,8 @@ def answer(options: argparse.Namespace) -> Answer:
             raise UserError(f"{other}: {what}; {mine} is {kind}, so it must be one too")
     if is_recording(a) or is_recording(b):
         return _answer_for_recordings(options)
-    if extra := [n for n in ("twin", "picture") if getattr(options, n)]:
-        raise UserError(f"--{extra[0]}: is for two recordings, and {a} is none")
+    if options.twin:
+        raise UserError(f"--twin: is for two recordings, and {a} is none")
     if is_run(a) or is_run(b):
         return _answer_for_runs(a, b)
     if a.is_dir() and b.is_dir():
@@ -144,16 +136,9 @@ def _answer_for_recordings(options: argparse.Namespace) -> Answer:
             raise UserError(
                 f"{other}: is no recording; {mine} is, so it must be one too"
             )
-    picture = options.picture
-    if picture and picture.suffix != ".png":
-        raise UserError(f"--picture: {picture}: must end in .png")
     if options.twin and not options.twin.exists():
         raise UserError(f"--twin: {options.twin}: does not exist")
     found, facts, text = compared(options.a, options.b, options.twin)
-    if picture:
-        from minitrain.cli.recording_picture import draw_recordings
-
-        draw_recordings(found, picture)
     return Answer(found.same, facts, text)
 
 
