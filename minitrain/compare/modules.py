@@ -47,10 +47,9 @@ def compare_modules(
     marks = [step.mark for step in steps]
     last = next((marks.index(m) for m in "x?~" if m in marks), len(marks))
     found = [_compare(one) for one in places[: last + 1] if not one.end]
-    compared = [one for one in found if one]
-    unlike = [one for one in compared if one.module]
+    unlike = [one for one in found if one and one.module]
     beyond = [one for one in unlike if one.share > places[0].limits.linear]
-    return next(iter(beyond or unlike or compared[-1:]), None)
+    return next(iter(beyond or unlike or found[-1:]), None)
 
 
 def _compare(place: StepPair) -> ModulesCompared | None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from minitrain.cli.recording_words import recordings_in_words
+from minitrain.compare.difference import What
 from minitrain.compare.modules import ModulesCompared
 from minitrain.compare.recordings import RecordingsCompared, compare_recordings
 from minitrain.recording.format import read_recording
@@ -86,14 +87,20 @@ def second(model: Blocks) -> None:
     model.out.register_forward_hook(spoil)
 
 
-def record(folder: Path, fault: Fault = right, lr: float = 0.1, **more: object) -> Path:
+def record(
+    folder: Path,
+    fault: Fault = right,
+    lr: float = 0.1,
+    seeds: tuple[int, int] = (0, 1),
+    **more: object,
+) -> Path:
     torch.manual_seed(0)
     model = Blocks()
     fault(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     options = {"modules": True} | more
     for step in steps(folder, model, optimizer, 2, **options):
-        loss_of(model, batch(step)).backward()
+        loss_of(model, batch(seeds[step])).backward()
     return folder
 
 
@@ -144,6 +151,14 @@ def test_where_all_modules_agree_the_difference_is_elsewhere(tmp_path: Path) -> 
     assert found.modules == ModulesCompared(0, 5 * NUM + 2)
     line = "the outputs of 32 calls of modules agree at step 0: the difference comes"
     assert line in recordings_in_words(found)
+
+
+def test_other_data_is_no_matter_of_modules(tmp_path: Path) -> None:
+    paths = record(tmp_path / "a"), record(tmp_path / "b", seeds=(0, 7))
+    found = compare_recordings(*paths)
+    assert found.first is not None
+    assert (found.first.what, found.first.step) == (What.DATA, 1)
+    assert found.modules is None
 
 
 def test_rounding_before_does_not_hide_the_module(tmp_path: Path) -> None:
