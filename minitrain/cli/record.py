@@ -48,6 +48,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="report a step or a rank that takes so many seconds (default 30)",
     )
+    parser.add_argument(
+        "--modules",
+        action="store_true",
+        help="also record what each module within the model gets and returns",
+    )
 
 
 def answer(options: argparse.Namespace) -> Answer:
@@ -73,6 +78,7 @@ def answer(options: argparse.Namespace) -> Answer:
         "every": options.every,
         "on_alarm": options.on_alarm,
         "timeout_s": options.timeout,
+        "modules": options.modules,
     }
     paths = [str(STARTUP), *filter(None, [os.environ.get("PYTHONPATH")])]
     added = {SETTINGS: json.dumps(settings), "PYTHONPATH": os.pathsep.join(paths)}

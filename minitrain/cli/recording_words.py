@@ -1,9 +1,12 @@
 """The lines of ``verify`` on two recordings."""
 
+import math
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from minitrain.core.printable import as_lines
+from minitrain.recording.alarm import in_ranks
 from minitrain.report.numbers import plural
 
 if TYPE_CHECKING:
@@ -27,6 +30,7 @@ def recordings_in_words(found: "RecordingsCompared") -> str:
     lines = [f"alarm {line}" for line in _within(found.severe)] + [verdict]
     if found.doubt:
         lines.append(f"beyond the quick limits already {placed(found.doubt)}")
+    lines += _modules(found)
     lines += found.broken
     lines += [line for line in found.unseen if line not in verdict]
     lines += only_in_words(found.only_in_a, found.only_in_b)
@@ -71,6 +75,26 @@ def _verdict(found: "RecordingsCompared") -> str:
     equal = all(step.mark == "=" for step in found.steps)
     alike = "equal to the bit" if equal else "within rounding"
     return f"{found.verdict}: {what}; {alike} is what both have ({steps})"
+
+
+def _modules(found: "RecordingsCompared") -> list[str]:
+    one = found.modules
+    if one is None or (not one.module and found.verdict in SAME):
+        return []
+    if not one.module:
+        calls = plural(one.num, "call of a module", "calls of modules")
+        where = f"the outputs of {calls} agree at step {one.step}"
+        return [f"{where}: the difference comes after these, or between them"]
+    times = f", call {one.call} of it" if one.call > 1 else ""
+    which = f", {in_ranks(one.ranks)}" if one.ranks else ""
+    much = f"about {one.share:.2g} of its size apart"
+    much = "not in both, or not finite" if math.isinf(one.share) else much
+    line = f"first module whose output differs at step {one.step}{which}: {one.module}"
+    line += f"{times} ({one.place} of {one.num} in order of execution): {much}"
+    inputs = f"its inputs differ already: look at {one.within or 'the model'}"
+    inputs = "its inputs agree" if one.same_inputs else inputs
+    weights = "" if one.same_weights else ", its weights have other bits before"
+    return [f"{line}; {inputs}{weights}"]
 
 
 def _farthest(found: "RecordingsCompared") -> str:
@@ -140,15 +164,19 @@ def recordings_as_facts(found: "RecordingsCompared") -> dict[str, Any]:
         "no_difference": found.asides,
         "alarms": found.alarms,
         "severe": found.severe,
+        "modules": found.modules and _finite(asdict(found.modules)),
     }
 
 
 def _measured(found: "Distance") -> dict[str, Any]:
     numbers = {"share": found.share, "allowed": found.allowed_share}
-    # JSON has no infinity
-    finite = {k: v if abs(v) < float("inf") else None for k, v in numbers.items()}
     facts = {name: getattr(found, name) for name in ("equal", "within", "tensor")}
-    return facts | finite
+    return facts | _finite(numbers)
+
+
+def _finite(facts: dict[str, Any]) -> dict[str, Any]:
+    # JSON has no infinity
+    return {k: None if v == math.inf else v for k, v in facts.items()}
 
 
 def only_in_words(only_in_a: Sequence[str], only_in_b: Sequence[str]) -> list[str]:

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from minitrain.core.printable import as_lines
+from minitrain.recording.alarm import in_ranks, lacks
 from minitrain.report.numbers import ms, percent, plural, thousands
 
 if TYPE_CHECKING:
@@ -41,8 +42,14 @@ def headline(facts: dict[str, Any]) -> str:
         said += f"; loss {first['loss']:.4g} at step {first['step']}"
         said += f", {last['loss']:.4g} at step {last['step']}"
     if facts["missing_ranks"]:
-        said += f"; nothing of ranks {', '.join(map(str, facts['missing_ranks']))}"
-    return said if facts["ended"] else f"{said}; it ended early"
+        said += f"; {lacks(facts['missing_ranks'], facts['folder'])}"
+    early: dict[str, list[int]] = {}
+    for one in facts["unfinished"]:
+        what = "killed, or at work," if one["killed"] else "ended early"
+        what += f" after {plural(one['steps'], 'step')}"
+        early.setdefault(what, []).append(one["rank"])
+    ends = [f"no end of {in_ranks(ranks)}: {what}" for what, ranks in early.items()]
+    return "; ".join([said, *ends])
 
 
 def times_in_words(facts: dict[str, Any]) -> list[str]:

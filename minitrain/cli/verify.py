@@ -43,9 +43,7 @@ EXAMPLES = {
         "minitrain verify mine.pt other.pt --strip-prefix module."
     ),
     "two training runs": "minitrain verify data/runs/gloo-2 before/runs/gloo-2",
-    "two recordings, and a picture of where they part": (
-        "minitrain verify runs/one runs/two --picture apart.png"
-    ),
+    "two recordings": "minitrain verify runs/one runs/two",
 }
 
 
@@ -72,12 +70,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="K",
         help="of recordings: B starts at step K of A (default: by its parameters)",
     )
-    parser.add_argument(
-        "--picture",
-        type=Path,
-        metavar="FILE.png",
-        help="of recordings: draw how far they are apart, step by step",
-    )
 
 
 def answer(options: argparse.Namespace) -> Answer:
@@ -101,7 +93,7 @@ def answer(options: argparse.Namespace) -> Answer:
     if is_recording(a) or is_recording(b):
         return _answer_for_recordings(options)
     given = vars(options)
-    if extra := [n for n in ("twin", "picture", "from") if given[n] is not None]:
+    if extra := [n for n in ("twin", "from") if given[n] is not None]:
         raise UserError(f"--{extra[0]}: is for two recordings, and {a} is none")
     if is_run(a) or is_run(b):
         return _answer_for_runs(a, b)
@@ -151,9 +143,6 @@ def _answer_for_recordings(options: argparse.Namespace) -> Answer:
             raise UserError(
                 f"{other}: is no recording; {mine} is, so it must be one too"
             )
-    picture = options.picture
-    if picture and picture.suffix != ".png":
-        raise UserError(f"--picture: {picture}: must end in .png")
     if options.twin and not options.twin.exists():
         raise UserError(f"--twin: {options.twin}: does not exist")
     start = vars(options)["from"]
@@ -161,10 +150,6 @@ def _answer_for_recordings(options: argparse.Namespace) -> Answer:
         allowed = "at least 0, a step of A at which B starts, and without --twin"
         raise UserError(f"--from = {start}: must be {allowed}")
     found, facts, text = compared(options.a, options.b, options.twin, start)
-    if picture:
-        from minitrain.cli.recording_picture import draw_recordings
-
-        draw_recordings(found, picture)
     return Answer(found.same, facts, text)
 
 

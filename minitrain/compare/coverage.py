@@ -26,9 +26,9 @@ from minitrain.compare.inputs_and_state import (
 )
 from minitrain.compare.resume import nearest_in
 from minitrain.core.errors import UserError
-from minitrain.recording.alarm import Row, in_ranks
+from minitrain.recording.alarm import Row, in_ranks, lacks
 from minitrain.recording.format import OfRank, Recording, read_recording
-from minitrain.recording.optimizers import FIRST_STEPS
+from minitrain.recording.optimizers import FIRST_STEPS, spacing
 
 # in a header: what may differ between the same computation
 MAY_DIFFER = ("world_size", "every", "torch", "threads", "device")
@@ -125,7 +125,8 @@ def _unlike_names(a: Mapping[str, str], b: Mapping[str, str]) -> list[str]:
 
 def broken_in(side: str, mine: Recording, other: Recording) -> list[str]:
     """Return how ``mine``, which is ``side``, is not whole."""
-    broken = [f"{side} lacks {in_ranks(mine.missing)}"] if mine.missing else []
+    missing = mine.missing
+    broken = [f"{side} {lacks(missing, mine.folder)}"] if missing else []
     early = [rank for rank, one in mine.ranks.items() if one.end is None]
     if early:
         last = min(
@@ -165,7 +166,9 @@ def _more(mine: Sequence[OfRank], other: Sequence[OfRank]) -> list[str]:
     every, first = other[0].header["every"], other[0].header.get("first", 0)
     recorded = [{key for one in ranks for key in one.steps} for ranks in (mine, other)]
     steps = {step - first for _, step in recorded[0] - recorded[1]}
-    if due := sorted(step for step in steps if step < FIRST_STEPS or step % every == 0):
+    # a resumed run is thinned out by steps of its own
+    dense = (step for step in steps if spacing(step, every) == every)
+    if due := sorted(s for s in dense if s < FIRST_STEPS or s % every == 0):
         return [f"step {step + first}" for step in due]
     # of each optimizer, the most that a rank has
     counts, others = _ends(mine), _ends(other)

@@ -144,7 +144,7 @@ def buffers_unlike(place: StepPair, exact: bool) -> Difference | None:
     for rank, _ in place.pairs:
         a, b = place.a[rank]["buffers"], place.b[rank]["buffers"]
         for name in {**a, **b}:
-            share = _share_apart(a.get(name), b.get(name))
+            share = share_apart(a.get(name), b.get(name))
             if share > (0.0 if exact else place.limits.coarse):
                 far.setdefault(name, {})[rank] = share
     if not far:
@@ -165,7 +165,10 @@ def buffers_unlike(place: StepPair, exact: bool) -> Difference | None:
     return at(place, What.BUFFERS, cause, much, sure=sure, **more)
 
 
-def _share_apart(a: Row | None, b: Row | None) -> float:
+def share_apart(a: Row | None, b: Row | None) -> float:
+    """Return the distance of two fingerprints as a share of the larger; infinity where
+    there is none, and 0 for equal bits alone.
+    """
     if a and b and a["hash"] == b["hash"]:
         return 0.0
     # a count, or a flag, has no norm

@@ -1,7 +1,8 @@
 """Alignment of the entries of two states whose names differ."""
 
+import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 from minitrain.compare.states import State
@@ -16,6 +17,10 @@ WRAPPERS = {
 }
 # a model inside a checkpoint lies no deeper
 DEEPEST = 2
+NAMED = "the optimizer's parameters by name, where one of them has numbers"
+# as the optimizers of torch list their parameters, and keep what belongs to each
+GROUP = re.compile(r"(.*\b|)param_groups\.\d+\.params\.\d+")
+ENTRY = re.compile(r"(.*\b|)state\.\d+\.")
 PLAIN = "without the words of wrappers in names"
 
 
@@ -36,17 +41,21 @@ def align(a: State, b: State) -> Aligned:
     """Take wrappers' words out of the names, if no tensor has a name that both know;
     and where that is not enough, find the model inside a checkpoint.
 
-    Nothing is changed where several entries would fit, or none.
+    Where one optimizer counts its parameters and the other names them, the names stand
+    for the numbers. Else nothing is changed where several entries would fit, or none.
     """
+    named = _named(a, b), _named(b, a)
+    said = [] if named[0] is a and named[1] is b else [NAMED]
+    a, b = named
     if {*a.tensors} & {*b.tensors}:
-        return Aligned(a, b, [])
+        return Aligned(a, b, said)
     sides = [state.renamed(_plain) for state in (a, b)]
     if {*sides[0].tensors} & {*sides[1].tensors}:
-        return Aligned(sides[0], sides[1], [PLAIN])
+        return Aligned(sides[0], sides[1], [*said, PLAIN])
     roots = _best_roots(*({*state.tensors} for state in sides))
     if roots is None:
-        return Aligned(a, b, [])
-    said, left = [PLAIN], []
+        return Aligned(a, b, said)
+    said, left = [*said, PLAIN], []
     for side, state, root in zip("AB", sides, roots, strict=True):
         within = _within(root)
         names = [*state.tensors, *state.values]
@@ -55,6 +64,23 @@ def align(a: State, b: State) -> Aligned:
             said.append(f"{side} is its entry {root!r}, without {len(left[-1])} others")
     inside = [s.renamed(_within(root)) for s, root in zip(sides, roots, strict=True)]
     return Aligned(inside[0], inside[1], said, (left[0], left[1]))
+
+
+def _named(mine: State, other: State) -> State:
+    # the groups of both list their parameters in the same order
+    names, listed = {}, {}
+    for key, number in mine.values.items():
+        name, group = other.values.get(key), GROUP.fullmatch(key)
+        if group and isinstance(number, int) and isinstance(name, str):
+            names[f"{group[1]}state.{number}."] = f"{group[1]}state.{name}."
+            listed[key] = name
+
+    def rename(name: str) -> str:
+        entry = ENTRY.match(name)
+        return names.get(entry[0], entry[0]) + name[entry.end() :] if entry else name
+
+    found = mine.renamed(rename) if names else mine
+    return found if found is mine else replace(found, values={**found.values, **listed})
 
 
 def _plain(name: str) -> str:

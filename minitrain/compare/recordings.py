@@ -22,6 +22,7 @@ from minitrain.compare.coverage import (
     unseen_in,
 )
 from minitrain.compare.difference import Difference
+from minitrain.compare.modules import ModulesCompared, compare_modules
 from minitrain.compare.resume import Resumed, resumed_in
 from minitrain.core.errors import UserError
 from minitrain.core.progress import progress
@@ -46,7 +47,8 @@ class RecordingsCompared:
     makes a recording not whole, ``unseen`` what cannot be compared because it was
     not recorded, ``asides`` what is no difference, ``alarms`` what the rules of the
     recorder find in each, ``severe`` those of them that are more than notes;
-    ``resumed`` is set where one run starts in the other, and is compared from there.
+    ``resumed`` is set where one run starts in the other, and is compared from there;
+    ``modules`` is the first that differs, where they were recorded.
     """
 
     verdict: RecordingsVerdict
@@ -62,6 +64,7 @@ class RecordingsCompared:
     alarms: dict[str, list[str]] = field(default_factory=dict)
     severe: dict[str, list[str]] = field(default_factory=dict)
     resumed: Resumed | None = None
+    modules: ModulesCompared | None = None
 
     @property
     def same(self) -> bool:
@@ -128,6 +131,7 @@ def compare_recordings(
         resumed=resumed,
         alarms={side: [*lines] for side, lines in alarms.items()},
         severe={side: [*filter(of.get, of)] for side, of in alarms.items()},
+        modules=compare_modules(places, steps),
     )
 
 

@@ -69,6 +69,13 @@ def in_ranks(ranks: Sequence[int]) -> str:
     return f"rank{'s' * (len(ranks) > 1)} {first}{more}"
 
 
+def lacks(ranks: Sequence[int], folder: object) -> str:
+    """Return that files of ``ranks`` are not in ``folder``, and how to gather them."""
+    files = f"rank-{ranks[0]}.jsonl and times-{ranks[0]}.csv"
+    files += f", and those of {in_ranks(ranks[1:])}" if ranks[1:] else ""
+    return f"lacks {in_ranks(ranks)}: copy {files} from another host into {folder}"
+
+
 def unless_all(ranks: Sequence[int], rows: Rows) -> Sequence[int]:
     """Return the ranks to be named: none if all are concerned."""
     return ranks if len(ranks) < len(rows) else ()

@@ -68,6 +68,14 @@ class OfIntegers(BaseModel):
     hash: StrictStr
 
 
+class Called(BaseModel):
+    """A call of a module: fingerprints of what it gets and returns."""
+
+    module: StrictStr
+    inputs: Print
+    outputs: Print
+
+
 class Group(BaseModel):
     """A parameter group of an optimizer."""
 
@@ -128,6 +136,7 @@ MAY_HAVE: dict[str, dict[str, Any]] = {
         "unpadded": list[list[Names]],
         "passes": dict[str, list[Sketch]],
         "unlabelled": list[Names],
+        "modules": list[Called],
     },
     "end": {"also": Texts, "in_eval": Count, "parameters": Prints, "buffers": Buffers},
 }

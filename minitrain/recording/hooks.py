@@ -6,7 +6,8 @@ They are torch's documented ones, and only look: nothing is drawn, changed or ke
 import inspect
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import FrameType
 from typing import Any, TypeVar
 
 import torch
@@ -22,7 +23,7 @@ from minitrain.comm.torch_private import import_compiler, parameters_of_ddp
 # as the first optimizer would, but so that it leaves no folder
 import_compiler()
 Method = TypeVar("Method", bound=Callable[..., Any])
-SomeTensor = TypeVar("SomeTensor", bound=Tensor)
+Named = TypeVar("Named", bound=Tensor | nn.Module)
 # under these names DDP, torch.compile, Fabric and others hold the model they wrap
 INSIDE = ("module", "_orig_mod", "_forward_module")
 # what wrappers of a part of a model add to the names of parameters
@@ -31,6 +32,8 @@ ADDED = ("_orig_mod.", "_checkpoint_wrapped_module.")
 CALL = (torch.nn.modules.module.__file__, "_call_impl")
 # in torch.utils.checkpoint: who runs a forward pass once more, within backward
 AGAIN = {"recompute_fn", "backward"}
+# the function by which torch.compile runs what it compiled
+COMPILED = "compile_wrapper"
 
 
 def uncompiled(method: Method) -> Method:
@@ -87,10 +90,10 @@ def called_modules(inner: nn.Module) -> list[nn.Module]:
 
 
 def plain_names(
-    inner: nn.Module, named: Iterable[tuple[str, SomeTensor]]
-) -> dict[str, SomeTensor]:
-    """Return parameters or buffers by name, without what wrappers of parts of the model
-    add to the names.
+    inner: nn.Module, named: Iterable[tuple[str, Named]]
+) -> dict[str, Named]:
+    """Return parameters, buffers or modules by name, without what wrappers of parts of
+    the model add to the names; of modules of one name the innermost.
     """
     wrapped = [
         f"{path}."
@@ -172,12 +175,9 @@ def is_training_pass(module: nn.Module) -> bool:
     """
     if not module.training:
         return False
-    checkpointing = set()
-    frame = inspect.currentframe()
-    while frame is not None:
-        if frame.f_code.co_filename == torch.utils.checkpoint.__file__:
-            checkpointing.add(frame.f_code.co_name)
-        frame = frame.f_back
+    codes = [frame.f_code for frame in _callers()]
+    file = torch.utils.checkpoint.__file__
+    checkpointing = {code.co_name for code in codes if code.co_filename == file}
     # its older kind runs the first pass without gradients
     kept = torch.is_grad_enabled() or "forward" in checkpointing
     return kept and not checkpointing & AGAIN
@@ -187,12 +187,28 @@ def is_within_itself(module: nn.Module) -> bool:
     """Return whether the forward pass of ``module`` is within another one of it, as
     where Lightning makes the whole training step the pass of a wrapped module.
     """
-    calls, frame = 0, inspect.currentframe()
+    passes = (
+        frame.f_locals.get("self") is module
+        for frame in _callers()
+        if (frame.f_code.co_filename, frame.f_code.co_name) == CALL
+    )
+    return sum(passes) > 1
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Return whether torch.compile runs the forward pass that begins, or a part."""
+    parts = any(
+        hasattr(m, "_orig_mod") or getattr(m, "_compiled_call_impl", None)
+        for m in module.modules()
+    )
+    return parts or any(one.f_code.co_name == COMPILED for one in _callers())
+
+
+def _callers() -> Iterator[FrameType]:
+    frame = inspect.currentframe()
     while frame is not None:
-        if (frame.f_code.co_filename, frame.f_code.co_name) == CALL:
-            calls += frame.f_locals.get("self") is module
+        yield frame
         frame = frame.f_back
-    return calls > 1
 
 
 def acts_in_training(inner: nn.Module) -> bool:
@@ -229,8 +245,7 @@ class Wrappers:
         """Return the wrapper whose forward pass leads to that of ``module``, which
         begins; the innermost of several.
         """
-        frame = inspect.currentframe()
-        while frame is not None:
+        for frame in _callers():
             code = frame.f_code
             if (code.co_filename, code.co_name) == CALL:
                 caller = frame.f_locals["self"]
@@ -239,7 +254,6 @@ class Wrappers:
                         number = [one is module for one in self._called].index(True)
                         self._seen.append((weakref.ref(caller), number))
                     return caller
-            frame = frame.f_back
         return None
 
     @property

@@ -25,6 +25,8 @@ from minitrain.recording.hooks import uncompiled
 
 # beside every so many steps the first: there most goes wrong, and rounding is small
 FIRST_STEPS = 3
+# recorded steps after which a tenth of them is enough: else a long run fills the disk
+DENSE = 1000
 # of other optimizers: one that makes none meanwhile has made its last
 IDLE = 100
 # of a group: the rate has a place of its own, and these say how, not what, is computed
@@ -55,7 +57,7 @@ class Stepped:
 
     def is_due(self, every: int) -> bool:
         """Return whether its next step is one to be recorded."""
-        return self.steps < FIRST_STEPS or self.steps % every == 0
+        return self.steps < FIRST_STEPS or self.steps % spacing(self.steps, every) == 0
 
     def grad_scale(self) -> float:
         """Return what a loss scaler leaves for the optimizer to divide the gradients
@@ -120,6 +122,16 @@ class Stepped:
         optimizer = self.ref()
         assert optimizer is not None, "it is at a step"
         return optimizer
+
+
+def spacing(step: int, every: int) -> int:
+    """Return how far apart recorded steps are at ``step``: ``every``, and ten times as
+    far from the first :data:`DENSE` on, and so on; 1 stays 1.
+    """
+    found = every
+    while every > 1 and step >= DENSE * found:
+        found *= 10
+    return found
 
 
 def _plain(value: Any) -> Any:

@@ -39,12 +39,14 @@ from minitrain.recording.hooks import (
     Wrappers,
     called_modules,
     innermost,
+    is_compiled,
     is_in_parts,
     is_pass_with_others,
     is_training_pass,
     is_within_itself,
     parameters_of,
 )
+from minitrain.recording.modules import ModuleCalls
 from minitrain.recording.optimizers import Optimizers, Stepped, unwrapped
 from minitrain.recording.rules import place
 from minitrain.recording.stalls import StallWatch
@@ -53,6 +55,7 @@ from minitrain.recording.watch import Watch
 
 ON_ALARM = ("print", "raise")
 FAILS = "the first pass is in no_sync() and the graph is static"
+COMPILED = "not recorded: torch.compile runs several as one"
 STATIC_GRAPH = "torch needs a first pass that synchronizes; else it fails in backward"
 # how long an error of the run is held up, where other ranks may not come at all
 AFTER_AN_ERROR_S = 1.0
@@ -64,14 +67,17 @@ class Recorder:
     Use it with ``with``, or by ``start`` and ``stop``; the loop stays as it is, and
     model and optimizers may be wrapped before or after. ``optimizer=None`` stands for
     all that hold parameters of the model, also those that are made later. Of each
-    optimizer the steps 0, 1, 2 and each ``every``-th are recorded.
+    optimizer the steps 0, 1, 2 and each ``every``-th are recorded; unless that is 1,
+    a tenth of these after 1,000 of them, and so on.
 
     If ranks differ at such a step, or something else is wrong with it, a line reports
     it (``on_alarm="raise"``: EvidenceError on all ranks). A rank that does not come
     within ``timeout_s`` is reported by those that did, at a later step or at the end.
     Where ranks hold a part of each parameter, they wait for each other at such steps.
     ``also`` names other modules that must be equal on all ranks, such as a moving
-    average of the weights: ``{"ema": module}``.
+    average of the weights: ``{"ema": module}``. With ``modules``, hashes and sketches
+    of what each module within the model gets and returns are recorded too, so that
+    ``verify`` names the first one that differs; none under torch.compile.
     With MINITRAIN_TWIN=1 in the environment the run begins one unit in the last place
     away, to see how far rounding alone carries it.
 
@@ -89,15 +95,17 @@ class Recorder:
         on_alarm: Literal["print", "raise"] = "print",
         timeout_s: float = 30.0,
         also: Mapping[str, nn.Module] | None = None,
+        modules: bool = False,
     ) -> None:
         also = also or {}
-        _require(model, every, on_alarm, timeout_s, also)
+        _require(model, every, on_alarm, timeout_s, also, modules)
         self._inner = innermost(model)
         self._folder, self._every = folder_of_attempt(Path(folder)), every
         self._raises, self._timeout_s = on_alarm == "raise", timeout_s
         self._called = called_modules(self._inner)
         self._wrappers = Wrappers(self._called)
-        self._rows = StepRows(self._inner, self._wrappers, also)
+        calls = ModuleCalls() if modules else None
+        self._rows = StepRows(self._inner, self._wrappers, also, calls)
         given = unwrapped(optimizer)
         self._optimizers = Optimizers(given, self._step_begins, self._step_ended)
         self._before: list[RemovableHandle] = []
@@ -158,10 +166,11 @@ class Recorder:
         self._tell(self._rows.end(steps, together), watch)
         watch.look(self._timeout_s)
         if rank_and_size()[0] == 0 and self._optimizers.steps:
+            which = f"the first three and each {self._every}-th"
+            which = "all of them" if self._every == 1 else which
             note(
-                f"minitrain: recorded {self._optimizers.steps} steps, the first three "
-                f"and each {self._every}-th in full: minitrain show {self._folder}; "
-                f"minitrain verify {self._folder} OTHER"
+                f"minitrain: recorded {self._optimizers.steps} steps, {which} in full: "
+                f"minitrain show {self._folder}; minitrain verify {self._folder} OTHER"
             )
 
     def loss(self, loss: Tensor | float) -> None:
@@ -209,12 +218,16 @@ class Recorder:
         watch = self._begin()
         if self._rows.forwards == 1 and _fails_without_sync(wrapper):
             watch.tell([Alarm("static graph", 0, FAILS, STATIC_GRAPH)])
+        if self._rows.calls is not None and is_compiled(module):
+            self._rows.calls = None
+            watch.tell([Alarm("modules", 0, COMPILED, severe=False)])
         self._rows.listen(self._optimizers)
         self._rows.pass_begins(wrapper, module, args, options)
         self._clock.restart()
 
     def _pass_ended(self, module: nn.Module, args: Any, outputs: Any) -> None:
         if self._is_ours(module) and is_training_pass(module):
+            self._rows.pass_ended()
             self._clock.pass_ended(outputs)
 
     def _is_ours(self, module: nn.Module) -> bool:
@@ -266,7 +279,8 @@ class Recorder:
         # without its tensors a step is not to be taken for one that was recorded
         if watch.is_whole and self._writer is not None:
             self._writer.append(line)
-        watch.send(row, line)
+        # no rule looks at modules
+        watch.send(row, line_of(row) if row.pop("modules", None) else line)
 
     def _begin(self) -> Watch:
         # once: the meeting with the other ranks, and the first line
@@ -322,7 +336,12 @@ def _fails_without_sync(wrapper: nn.Module | None) -> bool:
 
 
 def _require(
-    model: Any, every: Any, on_alarm: Any, timeout_s: Any, also: Mapping[str, Any]
+    model: Any,
+    every: Any,
+    on_alarm: Any,
+    timeout_s: Any,
+    also: Mapping[str, Any],
+    modules: Any,
 ) -> None:
     for name, module in {"model": model, **also}.items():
         if not isinstance(module, nn.Module):
@@ -339,6 +358,7 @@ def _require(
         (is_count, f"every = {every!r}: must be an integer, at least 1"),
         (on_alarm in ON_ALARM, f"on_alarm = {on_alarm!r}: must be one of {allowed}"),
         (is_time, f"timeout_s = {timeout_s!r}: must be above 0"),
+        (isinstance(modules, bool), f"modules = {modules!r}: must be True or False"),
     ):
         if not is_right:
             raise UserError(f"record: {what}")

@@ -37,6 +37,23 @@ class Shown:
         timed = [] if self.times is None else [self.times.num_steps]
         return max([*made, *seen, *timed])
 
+    @property
+    def unfinished(self) -> list[dict[str, Any]]:
+        """Each rank without an end: how many steps it made, and whether it was killed
+        (or is at work), as it did not close its files.
+        """
+        times = self.times
+        made = {} if times is None else times.rows.groupby("rank").size().to_dict()
+        return [
+            {
+                "rank": rank,
+                "steps": int(max(made.get(rank, 0), len(one.steps))),
+                "killed": times is not None and rank in times.open,
+            }
+            for rank, one in sorted(self.recording.ranks.items())
+            if one.end is None
+        ]
+
     def facts(self) -> dict[str, Any]:
         """Return all of it, for programs."""
         recording, times = self.recording, self.times
@@ -47,7 +64,8 @@ class Shown:
             "folder": str(recording.folder),
             "world_size": recording.world_size,
             "missing_ranks": recording.missing,
-            "ended": all(rank.end is not None for rank in ranks),
+            "ended": not self.unfinished,
+            "unfinished": self.unfinished,
             "num_steps": self.num_steps,
             "num_recorded": max(len(rank.steps) for rank in ranks),
             "every": header["every"],

@@ -23,6 +23,7 @@ from minitrain.recording.hooks import (
     replaced_in,
 )
 from minitrain.recording.inputs import Generators, random_digest, read
+from minitrain.recording.modules import ModuleCalls
 from minitrain.recording.optimizers import Optimizers, Stepped
 
 # passes that are kept for a step: more than gradients are accumulated over
@@ -35,13 +36,18 @@ NO_FIRST: Row = {"random": "", "buffers": {}, "broadcast_buffers": None, "drawn"
 class StepRows:
     """Collects what happens in the steps of ``inner`` that are recorded. Of all steps
     it counts the passes: ``forwards`` of the training, and ``evals`` with gradients in
-    evaluation mode.
+    evaluation mode. ``calls`` are those of the modules within a pass, if wanted.
     """
 
     def __init__(
-        self, inner: nn.Module, wrappers: Wrappers, also: Mapping[str, nn.Module]
+        self,
+        inner: nn.Module,
+        wrappers: Wrappers,
+        also: Mapping[str, nn.Module],
+        calls: ModuleCalls | None = None,
     ) -> None:
         self._inner, self._wrappers, self._also = inner, wrappers, also
+        self.calls = calls
         self._passes: deque[Pass] = deque(maxlen=MOST_PASSES)
         # of all those of recorded steps
         self._number = 0
@@ -70,6 +76,9 @@ class StepRows:
             }
         told["wrapper_id"] = self._wrappers.count
         told["replaced"] = replaced_in(wrapper, self._inner)
+        if self.calls is not None:
+            self.calls.listen(self._inner, module)
+            told["modules"] = self.calls.calls
         one = Pass(self._number, told)
         self._backwards.pass_begins(one)
         self._passes.append(one)
@@ -82,6 +91,11 @@ class StepRows:
                 "random": self._random(),
                 "drawn": self._generators.drawn(),
             }
+
+    def pass_ended(self) -> None:
+        """Note the end of a forward pass."""
+        if self.calls is not None:
+            self.calls.forget()
 
     def listen(self, optimizers: Optimizers) -> None:
         """Hook the gradients that train: some may from now on."""
@@ -231,6 +245,7 @@ class StepRows:
             "unlabelled": samples if all(samples) else [],
             "sharded": is_sharded,
             "not_finite": any(t["not_finite"] for t in told),
+            "modules": [call for t in told for call in t.get("modules", ())],
             "drawn": first["drawn"],
             "dropout": drew and has_dropout(self._inner),
         }

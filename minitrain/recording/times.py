@@ -14,7 +14,7 @@ from minitrain.analysis.account import ALL_RANKS, account, means, plain_steps
 from minitrain.analysis.columns import Columns, Floats, longest_s
 from minitrain.analysis.stragglers import Stragglers, find_stragglers
 from minitrain.core.errors import UserError
-from minitrain.recording.clock import COLUMNS, path_of_times
+from minitrain.recording.clock import COLUMNS, END, path_of_times
 from minitrain.recording.format import last_attempt, ranks_in
 from minitrain.recording.optimizers import FIRST_STEPS
 
@@ -29,11 +29,13 @@ class Times:
     """The steps of all ranks that were timed: the columns of
     :func:`minitrain.analysis.account.summarized`, with ``samples`` in place of tokens.
     ``hosts`` name the clocks of the ranks. A step that was recorded is ``bracketed``,
-    so that neither it nor the one after it counts.
+    so that neither it nor the one after it counts. ``open`` are the ranks that did not
+    close their file: killed, or at work.
     """
 
     rows: Columns
     hosts: frozenset[str]
+    open: frozenset[int] = frozenset()
 
     @property
     def one_clock(self) -> bool:
@@ -156,17 +158,18 @@ def read_times(folder: Path) -> Times | None:
     found = {rank: file for rank, file in files.items() if file.exists()}
     if not found:
         return None
-    ranks, hosts = [], set()
+    ranks, hosts, is_open = [], set(), set()
     for rank, file in found.items():
         try:
             # a last line that was cut is left out
             lines = file.read_text().split("\n")[:-1]
+            is_open |= set() if lines[-1:] == [END] else {rank}
             hosts.add(lines[0] if lines else "")
             ranks.append(_as_timings(_cells(lines), rank))
         except ValueError as error:
             raise UserError(f"{file}: damaged: {str(error)[:80]}") from None
     rows = {name: np.concatenate([of[name] for of in ranks]) for name in ranks[0]}
-    return Times(rows, frozenset(hosts))
+    return Times(rows, frozenset(hosts), frozenset(is_open))
 
 
 def _cells(lines: Sequence[str]) -> dict[str, Floats]:

@@ -1,16 +1,14 @@
-"""``minitrain verify`` of two recordings: words, JSON, picture, exit codes."""
+"""``minitrain verify`` of two recordings: words, JSON, exit codes."""
 
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from matplotlib.image import imread
 from one_line import refusal
 from recorded import alter, record, rows_of, sgd, write
 
 from minitrain.cli.main import run
-from minitrain.cli.recording_picture import draw_recordings
 from minitrain.cli.recording_words import recordings_in_words, strip
 from minitrain.compare.recordings import compare_recordings
 
@@ -86,27 +84,12 @@ def test_json(
     # and what nobody recorded
     b = record(tmp_path / "b", steps=12, every=5)
     alter(b, 0, lambda row: row.update(inputs=[[]]))
-    picture = str(tmp_path / "b.png")
-    assert run(["verify", runs["a"], str(b), "--json", "--picture", picture]) == 1
+    assert run(["verify", runs["a"], str(b), "--json"]) == 1
     facts = json.loads(capsys.readouterr().out)
     assert (facts["verdict"], facts["unseen"]) == (
         "undecided",
         ["no samples were recorded in B, so data is not compared"],
     )
-
-
-@pytest.mark.parametrize("b", ["again", "other"])
-def test_picture(runs: dict[str, str], tmp_path: Path, b: str) -> None:
-    path = tmp_path / "pictures" / "found.png"
-    run(["verify", runs["a"], runs[b], "--twin", runs["twin"], "--picture", str(path)])
-    height, width, _ = imread(path).shape
-    assert width == 1280
-    assert 500 < height < 1000
-    bytes_once = path.read_bytes()
-    draw_recordings(
-        compare_recordings(*(Path(runs[x]) for x in ("a", b, "twin"))), path
-    )
-    assert path.read_bytes() == bytes_once
 
 
 MISTAKES = [
@@ -118,9 +101,7 @@ MISTAKES = [
     (["{a}", "torn"], "torn: nothing recorded; "),
     (["{a}", "damaged"], "damaged/rank-0.jsonl: line 2: damaged"),
     (["{a}", "{two}", "--twin", "{again}"], "{again}: is no twin; "),
-    (["{a}", "{two}", "--picture", "x.pdf"], "--picture: x.pdf: must end in"),
     (["state.pt", "state.pt", "--twin", "{twin}"], "--twin: is for two "),
-    (["empty", "empty", "--picture", "x.png"], "--picture: is for two "),
 ]
 
 
@@ -215,10 +196,8 @@ def test_names_and_lines_of_a_file_do_nothing_to_a_terminal(
     alarm = {"rule": "mean", "step": 0, "ranks": [], "tensor": name, "line": name}
     text = path.read_text().replace('"out.bias"', json.dumps(name))
     path.write_text(text + json.dumps({"kind": "alarm", **alarm}) + "\n")
-    picture = tmp_path / "odd.png"
-    assert run(["verify", str(folder), runs["a"], "--picture", str(picture)]) == 1
+    assert run(["verify", str(folder), runs["a"]]) == 1
     out = capsys.readouterr().out
     assert out.splitlines()[1].startswith("different at the start: model, tensor out.")
     assert out.count("\n") == len(out.splitlines()) == 3
     assert "\x1b" not in out
-    assert picture.exists()

@@ -57,6 +57,21 @@ def test_one_recording(folder: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert lines[-1].startswith("slow rank: undecided: ")
 
 
+def test_rank_that_was_killed_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It closed neither file; one that ended by an error closed its times."""
+    trained(tmp_path / "run")
+    assert "no end" not in shown(tmp_path / "run", capsys=capsys)[1]
+    rows, times = (tmp_path / "run" / name for name in ("rank-0.jsonl", "times-0.csv"))
+    rows.write_text(rows.read_text().rpartition('{"kind":"end"')[0])
+    first = shown(tmp_path / "run", capsys=capsys)[1].splitlines()[0]
+    assert first.endswith("; no end of rank 0: ended early after 12 steps")
+    times.write_text(times.read_text().removesuffix("# end\n"))
+    first = shown(tmp_path / "run", capsys=capsys)[1].splitlines()[0]
+    assert first.endswith("; no end of rank 0: killed, or at work, after 12 steps")
+
+
 def test_two_recordings_are_compared(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

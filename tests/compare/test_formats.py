@@ -17,7 +17,9 @@ from one_line import refusal
 from pickles import RunsCode
 from safetensors.torch import save_file
 from torch import distributed as dist
+from torch import nn
 from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
@@ -26,6 +28,7 @@ from minitrain.cli.main import run
 from minitrain.comm.groups import distributed
 from minitrain.compare.distcp import METADATA
 from minitrain.compare.folders import compare_folders
+from minitrain.compare.names import NAMED
 from minitrain.compare.state_diff import compare_states
 from minitrain.compare.states import State, read_state
 from minitrain.harness.launcher import launch
@@ -99,6 +102,36 @@ def test_distributed_checkpoint(tmp_path: Path, plain: Path) -> None:
     other = {**STATE, "w": STATE["w"] + 1}
     again = distcp(tmp_path / "other", {"model": other})
     assert not compare_states(read_state(again), read_state(plain)).equal
+
+
+@pytest.mark.parametrize("num_groups", [1, 2])
+def test_optimizer_by_names_and_by_numbers(tmp_path: Path, num_groups: int) -> None:
+    """A distributed checkpoint names parameters, a plain file counts them."""
+    norm = nn.BatchNorm1d(3)
+    model = nn.Sequential(nn.Linear(2, 3), norm, nn.Linear(3, 3), nn.Linear(3, 3))
+    all_of = [*model.parameters()]
+    matrices = [p for p in all_of if p.dim() > 1]
+    rest = {"params": [p for p in all_of if p.dim() < 2], "weight_decay": 0.0}
+    groups = [{"params": matrices}, rest] if num_groups == 2 else all_of
+    optimizer = torch.optim.AdamW(groups)
+    model(torch.randn(4, 2)).square().sum().backward()
+    optimizer.step()
+    named = dict(zip(("model", "optim"), get_state_dict(model, optimizer), strict=True))
+    dcp = read_state(distcp(tmp_path / "dcp", named))
+    whole = {"model": model.state_dict(), "optim": optimizer.state_dict()}
+    torch.save(whole, tmp_path / "plain.pt")
+    plain = read_state(tmp_path / "plain.pt")
+    for pair in ((dcp, plain), (plain, dcp)):
+        found = compare_states(*pair)
+        assert (found.equal, found.num_tensors) == (True, 11 + 3 * 8)
+        assert found.said == [NAMED]
+    last = "2.weight" if num_groups == 1 else "3.weight"
+    whole["optim"]["state"][4 if num_groups == 1 else 2]["exp_avg"][0, 1] += 1
+    torch.save(whole, tmp_path / "wrong.pt")
+    found = compare_states(dcp, read_state(tmp_path / "wrong.pt"))
+    assert found.first is not None
+    assert found.first.tensor == f"optim.state.{last}.exp_avg"
+    assert found.num_different_elements == 1
 
 
 def save_a_part(folder: Path) -> None:

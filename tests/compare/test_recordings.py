@@ -413,7 +413,9 @@ def test_missing_rank(sound: Any, tmp_path: Path) -> None:
     b = record(tmp_path / "b", world_size=2)
     (b / "rank-1.jsonl").unlink()
     found = compare_recordings(sound(world_size=2), b)
-    assert (found.verdict, found.broken) == ("undecided", ["B lacks rank 1"])
+    what = "copy rank-1.jsonl and times-1.csv from another host into"
+    lacks = f"B lacks rank 1: {what} {b}"
+    assert (found.verdict, found.broken) == ("undecided", [lacks])
 
 
 def test_padding_is_no_sure_difference(sound: Any, tmp_path: Path) -> None:

@@ -11,9 +11,10 @@ from torch import nn
 from torch.optim import SGD, Optimizer
 
 import minitrain
+from minitrain.compare.recordings import compare_recordings
 from minitrain.recording.format import read_recording
 from minitrain.recording.inputs import sample_digests
-from minitrain.recording.optimizers import IDLE
+from minitrain.recording.optimizers import IDLE, spacing
 
 
 class InAccelerate(Optimizer):
@@ -299,6 +300,27 @@ def test_one_that_steps_seldom_has_all_its_passes(tmp_path: Path) -> None:
     rows = steps_of(tmp_path, optimizer=1)
     assert [len(row["inputs"]) for row in rows] == [gap] * 2
     assert all(row["own"] for row in rows)
+
+
+def test_long_runs_are_thinned_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also beside a recording that is not, at the same step, which has more steps."""
+    recorded = [step for step in range(100_001) if step % spacing(step, 10) == 0]
+    assert len(recorded) == 1000 + 900 + 1
+    assert [spacing(step, 10) for step in (9_999, 10_000, 100_000)] == [10, 100, 1000]
+    assert spacing(1_000_000, 1) == 1
+    monkeypatch.setattr("minitrain.recording.optimizers.DENSE", 5)
+    for every in (2, 4):
+        torch.manual_seed(0)
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with minitrain.record(model, optimizer, tmp_path / str(every), every=every):
+            loop(model, optimizer, 18)
+    steps = [row["step"] for row in steps_of(tmp_path / "2")]
+    assert steps == [0, 1, 2, 4, 6, 8]
+    found = compare_recordings(tmp_path / "2", tmp_path / "4")
+    assert found.verdict == "equal bits"
 
 
 def test_one_that_steps_no_more_is_not_waited_for(tmp_path: Path) -> None:

@@ -91,7 +91,8 @@ def recorded(model: nn.Module, optimizer: Any, folder: Path | None) -> Any:
     """Recorded where there is a ``folder``."""
     if folder is None:
         return nullcontext()
-    return minitrain.record(model, optimizer, folder, every=3)
+    # modules too: it only looks
+    return minitrain.record(model, optimizer, folder, every=3, modules=True)
 
 
 def train_alone(folder: Path | None, **options: Any) -> list[bytes]:

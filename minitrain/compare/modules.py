@@ -1,0 +1,106 @@
+"""The first module whose output differs between two recordings."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from minitrain.compare.align import StepPair
+from minitrain.compare.comparer import StepCompared
+from minitrain.compare.inputs_and_state import share_apart
+from minitrain.recording.alarm import Row, hashes
+
+Call = tuple[str, int]
+Calls = dict[Call, Row]
+
+
+@dataclass(frozen=True)
+class ModulesCompared:
+    """The first call of a module, in the order in which calls end, whose output differs
+    at ``step``; an empty ``module`` where none does.
+
+    It is the ``place``-th of ``num`` calls, and the ``call``-th of this module, whose
+    output is ``share`` of its size apart, infinity where one run has none. ``within``
+    is the innermost module around it with the same inputs, or "". ``ranks`` are those
+    that differ, empty for all. What is the same is so within rounding, if ``share`` is
+    more than rounding, else to the bit.
+    """
+
+    step: int
+    num: int
+    module: str = ""
+    call: int = 0
+    place: int = 0
+    share: float = 0.0
+    same_inputs: bool = True
+    same_weights: bool = True
+    within: str = ""
+    ranks: tuple[int, ...] = ()
+
+
+def compare_modules(
+    places: Sequence[StepPair], steps: Sequence[StepCompared]
+) -> ModulesCompared | None:
+    """Return the first module that differs by more than rounding, up to the first step
+    that is different; without one, the first that differs in any bit. None if modules
+    were not recorded, or for other samples.
+    """
+    marks = [step.mark for step in steps]
+    last = next((marks.index(m) for m in "x?~" if m in marks), len(marks))
+    found = [_compare(one) for one in places[: last + 1] if not one.end]
+    unlike = [one for one in found if one and one.module]
+    beyond = [one for one in unlike if one.share > places[0].limits.linear]
+    return next(iter(beyond or unlike or found[-1:]), None)
+
+
+def _compare(place: StepPair) -> ModulesCompared | None:
+    rows = [(place.a[x], place.b[y]) for x, y in place.pairs]
+    calls = [(_calls(a), _calls(b)) for a, b in rows]
+    same = place.same_size and all(a["inputs"] == b["inputs"] for a, b in rows)
+    if not (same and all(a and b for a, b in calls)):
+        return None
+    apart = [{c: _apart(*both, c, "outputs") for c in both[0]} for both in calls]
+    shares: dict[Call, float] = {}
+    for of in apart:
+        shares |= {c: max(share, shares.get(c, 0.0)) for c, share in of.items()}
+    limit = place.limits.linear
+    beyond = [c for c, share in shares.items() if share > limit]
+    # of runs that are equal until there any other bit counts
+    limit = limit if beyond else 0.0
+    first = next((c for c, share in shares.items() if share > limit), None)
+    if first is None:
+        return ModulesCompared(place.step, len(shares))
+    unlike = [n for n, of in enumerate(apart) if of.get(first, 0.0) > limit]
+    both, (a, b) = calls[unlike[0]], rows[unlike[0]]
+    same_inputs = [c for c in both[0] if _apart(*both, c, "inputs") <= limit]
+    # those around it end after it, the innermost first
+    around = (name for name, _ in same_inputs if first[0].startswith(f"{name}."))
+    return ModulesCompared(
+        place.step,
+        len(shares),
+        *first,
+        place=1 + [*shares].index(first),
+        share=shares[first],
+        same_inputs=first in same_inputs,
+        same_weights=_weights(a, first[0]) == _weights(b, first[0]),
+        within=next(around, ""),
+        ranks=place.named([place.pairs[n] for n in unlike]).get("ranks", ()),
+    )
+
+
+def _apart(ours: Calls, theirs: Calls, call: Call, kind: str) -> float:
+    return share_apart(ours[call][kind], theirs.get(call, {}).get(kind))
+
+
+def _calls(row: Row) -> Calls:
+    count: Counter[str] = Counter()
+    found = {}
+    for call in row.get("modules", ()):
+        count[call["module"]] += 1
+        found[call["module"], count[call["module"]]] = call
+    return found
+
+
+def _weights(row: Row, module: str) -> dict[str, str]:
+    # and buffers, as the step begins
+    held = {**row["before"], **hashes(row, "buffers")}
+    return {name: one for name, one in held.items() if name.startswith(f"{module}.")}

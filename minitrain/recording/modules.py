@@ -1,0 +1,88 @@
+"""Fingerprints of what each module of the model gets and returns in a recorded step, in
+the order in which they end.
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from blake3 import blake3
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from minitrain.data.cut import tensors_of
+from minitrain.recording.fingerprint import BINS, DIGEST_BYTES, fingerprint
+from minitrain.recording.format import Row
+from minitrain.recording.hooks import Tap, plain_names
+
+NOTHING: Row = {"hash": "", "norm": 0.0, "sketch": [0.0] * BINS}
+
+
+class ModuleCalls:
+    """Hooks of the modules within a forward pass, from :meth:`listen` until
+    :meth:`forget`. Each call appends a row to ``calls``.
+    """
+
+    def __init__(self) -> None:
+        self._handles: list[RemovableHandle] = []
+        # calls that have begun: the module, and what it got
+        self._begun: list[tuple[str, Row]] = []
+        self.calls: list[Row] = []
+
+    def listen(self, inner: nn.Module, called: nn.Module) -> None:
+        """Hook all modules within ``called``, by their names in ``inner``."""
+        self.forget()
+        self.calls = []
+        paths = ((f"{path}.", module) for path, module in inner.named_modules())
+        within = {id(module) for module in called.modules()} - {id(called)}
+        for path, module in plain_names(inner, paths).items():
+            if id(module) in within:
+                name = path.removesuffix(".")
+                self._hook(module, partial(self._begin, name), partial(self._end, name))
+
+    def _hook(
+        self, module: nn.Module, begin: Callable[..., None], end: Callable[..., None]
+    ) -> None:
+        self._handles += [
+            module.register_forward_pre_hook(Tap(begin), with_kwargs=True),
+            module.register_forward_hook(Tap(end)),
+        ]
+
+    def forget(self) -> None:
+        """Remove the hooks."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._begun.clear()
+
+    def _begin(self, name: str, module: nn.Module, args: Any, options: Any) -> None:
+        self._begun.append((name, _print([args, options])))
+
+    def _end(self, name: str, module: nn.Module, args: Any, outputs: Any) -> None:
+        # those within it that ended by an error have no end
+        while self._begun:
+            begun, inputs = self._begun.pop()
+            if begun == name:
+                row = {"module": name, "inputs": inputs, "outputs": _print(outputs)}
+                self.calls.append(row)
+                return
+
+
+def _print(value: Any) -> Row:
+    # of all tensors at any depth; the run is not to end by one that cannot be read
+    try:
+        tensors = [tensor.detach() for tensor in tensors_of(value)]
+        # where ranks hold a part each, to put it together would take all of them
+        prints = [fingerprint(getattr(t, "_local_tensor", t)) for t in tensors]
+    except Exception:
+        return NOTHING
+    if len(prints) == 1:
+        return prints[0]
+    digest = blake3("".join(one["hash"] for one in prints).encode())
+    sketches = zip(*(one["sketch"] for one in (NOTHING, *prints)), strict=True)
+    return {
+        "hash": digest.hexdigest(length=DIGEST_BYTES),
+        "norm": math.hypot(*(one["norm"] for one in prints)),
+        "sketch": [math.fsum(each) for each in sketches],
+    }

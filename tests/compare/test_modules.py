@@ -1,0 +1,214 @@
+"""The first module whose output differs is named, by the order of execution."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from recorded_loops import batch, loss_of, steps
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from minitrain.cli.recording_words import recordings_in_words
+from minitrain.compare.difference import What
+from minitrain.compare.modules import ModulesCompared
+from minitrain.compare.recordings import RecordingsCompared, compare_recordings
+from minitrain.recording.format import read_recording
+
+NUM = 6
+
+
+class Attention(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.spoil(super().forward(x))
+
+    def spoil(self, y: Tensor) -> Tensor:
+        return y
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attn, self.mlp = Attention(6, 6), nn.Sequential(nn.Linear(6, 6), nn.GELU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.between(x + self.attn(x)) + self.mlp(x)
+
+    def between(self, x: Tensor) -> Tensor:
+        return x
+
+
+class Blocks(nn.Module):
+    """Six blocks, each run again within backward, and a part that is called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(NUM))
+        self.out = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False)
+        return self.out(self.out(x)).sum(-1)
+
+
+Fault = Callable[[Blocks], None]
+
+
+def right(model: Blocks) -> None:
+    pass
+
+
+def wrong(model: Blocks) -> None:
+    model.blocks[3].attn.spoil = lambda y: 1.01 * y
+
+
+def random(model: Blocks) -> None:
+    # by a generator of its own, which no seed sets
+    own = torch.Generator()
+    own.seed()
+    model.blocks[3].attn.spoil = lambda y: y + 0.01 * torch.rand(6, generator=own)
+
+
+def between(model: Blocks) -> None:
+    model.blocks[3].between = lambda x: 1.01 * x
+    # the input of what comes next
+    model.blocks[3].forward = lambda x: model.blocks[3].mlp(1.01 * x)
+
+
+def second(model: Blocks) -> None:
+    count = []
+
+    def spoil(module: nn.Module, args: object, y: Tensor) -> Tensor:
+        count.append(1)
+        return y if len(count) % 2 else 1.01 * y
+
+    model.out.register_forward_hook(spoil)
+
+
+def record(
+    folder: Path,
+    fault: Fault = right,
+    lr: float = 0.1,
+    seeds: tuple[int, int] = (0, 1),
+    **more: object,
+) -> Path:
+    torch.manual_seed(0)
+    model = Blocks()
+    fault(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    options = {"modules": True} | more
+    for step in steps(folder, model, optimizer, 2, **options):
+        loss_of(model, batch(seeds[step])).backward()
+    return folder
+
+
+def named(found: RecordingsCompared) -> tuple[str, int, int, bool]:
+    one = found.modules
+    assert one is not None
+    assert one.step == (0 if one.module else 1)
+    return one.module, one.place, one.call, one.same_inputs
+
+
+# a block ends five calls: attn, mlp.0, mlp.1, mlp and its own
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        (wrong, ("blocks.3.attn", 16, 1, True)),
+        (random, ("blocks.3.attn", 16, 1, True)),
+        (second, ("out", 32, 2, True)),
+        (right, ("", 0, 0, True)),
+    ],
+)
+def test_the_module_with_the_fault_is_named(
+    tmp_path: Path, fault: Fault, expected: tuple[str, int, int, bool]
+) -> None:
+    found = compare_recordings(record(tmp_path / "a"), record(tmp_path / "b", fault))
+    assert named(found) == expected
+    assert (found.verdict == "equal bits") == (fault is right)
+    assert found.modules is not None
+    assert found.modules.num == 5 * NUM + 2
+    text = recordings_in_words(found)
+    line = "first module whose output differs at step 0: blocks.3.attn (16 of 32"
+    assert (line in text) == (fault in (wrong, random))
+    assert ("; its inputs agree\n" in text) == (fault is not right)
+
+
+def test_what_a_module_computes_between_others_is_its_own(tmp_path: Path) -> None:
+    paths = record(tmp_path / "a", lambda m: between(m) or mend(m)), tmp_path / "b"
+    found = compare_recordings(paths[0], record(paths[1], between))
+    assert named(found) == ("blocks.3.mlp.0", 16, 1, False)
+    assert "its inputs differ already: look at blocks.3\n" in recordings_in_words(found)
+
+
+def mend(model: Blocks) -> None:
+    model.blocks[3].forward = lambda x: model.blocks[3].mlp(x)
+
+
+def test_where_all_modules_agree_the_difference_is_elsewhere(tmp_path: Path) -> None:
+    found = compare_recordings(record(tmp_path / "a"), record(tmp_path / "b", lr=0.2))
+    assert found.modules == ModulesCompared(0, 5 * NUM + 2)
+    line = "the outputs of 32 calls of modules agree at step 0: the difference comes"
+    assert line in recordings_in_words(found)
+
+
+def test_other_data_is_no_matter_of_modules(tmp_path: Path) -> None:
+    paths = record(tmp_path / "a"), record(tmp_path / "b", seeds=(0, 7))
+    found = compare_recordings(*paths)
+    assert found.first is not None
+    assert (found.first.what, found.first.step) == (What.DATA, 1)
+    assert found.modules is None
+
+
+def test_rounding_before_does_not_hide_the_module(tmp_path: Path) -> None:
+    def apart(model: Blocks) -> None:
+        with torch.no_grad():
+            model.blocks[0].attn.weight.mul_(1 + 1e-6)
+
+    def both(model: Blocks) -> None:
+        apart(model)
+        wrong(model)
+
+    sound = record(tmp_path / "a")
+    found = compare_recordings(sound, record(tmp_path / "b", both))
+    assert named(found) == ("blocks.3.attn", 16, 1, True)
+    alone = compare_recordings(sound, record(tmp_path / "c", apart)).modules
+    assert alone is not None
+    assert (alone.module, alone.same_weights) == ("blocks.0.attn", False)
+
+
+def test_the_rank_is_named_where_one_alone_differs(tmp_path: Path) -> None:
+    rows = {
+        fault: (record(tmp_path / fault.__name__, fault) / "rank-0.jsonl").read_text()
+        for fault in (right, wrong)
+    }
+    for side, ranks in {"a": (right, right), "b": (right, wrong)}.items():
+        (tmp_path / side).mkdir()
+        for rank, fault in enumerate(ranks):
+            header, *rest = rows[fault].splitlines()
+            head = json.dumps(json.loads(header) | {"rank": rank, "world_size": 2})
+            path = tmp_path / side / f"rank-{rank}.jsonl"
+            path.write_text("\n".join([head, *rest, ""]))
+    found = compare_recordings(tmp_path / "a", tmp_path / "b")
+    assert found.modules is not None
+    assert (found.modules.module, found.modules.ranks) == ("blocks.3.attn", (1,))
+    assert "at step 0, rank 1: blocks.3.attn" in recordings_in_words(found)
+
+
+def test_off_by_default_and_under_compile(tmp_path: Path) -> None:
+    plain, asked = record(tmp_path / "a", modules=False), record(tmp_path / "b")
+    assert compare_recordings(plain, asked).modules is None
+    rows = [read_recording(one).ranks[0] for one in (plain, asked)]
+    first = [one.steps[0, 0] for one in rows]
+    assert "modules" not in first[0]
+    assert {**first[0]} == {k: v for k, v in first[1].items() if k != "modules"}
+    model = Blocks()
+    compiled = torch.compile(model, backend="eager")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in steps(tmp_path / "c", compiled, optimizer, 2, modules=True):
+        loss_of(compiled, batch(step)).backward()
+    one = read_recording(tmp_path / "c").ranks[0]
+    assert [row["rule"] for row in one.alarms] == ["modules"]
+    assert all("modules" not in row for row in one.steps.values())
+    assert not any(m._forward_hooks for m in model.blocks.modules())
