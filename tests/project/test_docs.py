@@ -7,12 +7,14 @@ import inspect
 import re
 import shlex
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
 import pytest
 from bugs import BUGS
+from diagrams import pictures
 from pages import Block, blocks, edit, pages_of, without_fences
 from project import PARAMS_FILE, ROOT, run_in
 from ruamel.yaml import YAML
@@ -338,6 +340,23 @@ def test_every_strategy_is_documented_and_the_one_of_the_page_is_tested() -> Non
     require_marked("docs/strategies.md", "toy", f"```python\n{tested}```\n")
     text = TEXT["docs/strategies.md"]
     assert [name for name in STRATEGIES if f"`{name}`" not in text] == []
+
+
+def test_python_of_the_concepts_prints_what_stands_below_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = blocks(TEXT["docs/concepts.md"])
+    pairs = [(a, b) for a, b in pairwise(found) if a.language == "python"]
+    assert len(pairs) == 2
+    for code, expected in pairs:
+        exec(code.text, {})
+        assert capsys.readouterr().out == expected.text
+
+
+def test_pictures_of_the_concepts_are_those_of_their_script() -> None:
+    for name, drawn in pictures().items():
+        assert f"](pictures/{name})" in TEXT["docs/concepts.md"]
+        assert (ROOT / "docs/pictures" / name).read_text(encoding="utf-8") == drawn
 
 
 @pytest.mark.slow
