@@ -141,7 +141,7 @@ def annotated_tree() -> dict[str, str]:
 
 def test_annotated_tree_is_that_of_the_project() -> None:
     tree = annotated_tree()
-    assert "docs/one-batch.md" in tree
+    assert "docs/developers/one-batch.md" in tree
     assert [path for path in tree if not (ROOT / path).exists()] == []
     for package in MAY_IMPORT:
         path = f"minitrain/{package}/"

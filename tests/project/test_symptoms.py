@@ -42,7 +42,7 @@ def test_output_is_the_one_on_the_page(page: str, tmp_path: Path) -> None:
         done = subprocess.run(
             command.split(),
             cwd=tmp_path,
-            env=environment(),
+            env=environment(TMPDIR=str(tmp_path)),
             capture_output=True,
             text=True,
             timeout=GENEROUS_S,
