@@ -1,8 +1,8 @@
 """No false alarm: honest runs of many kinds, each called what it is.
 
 ``MINITRAIN_CLEAN_RUNS=200 pytest tests/proof/test_clean_runs.py`` makes as many; the
-suite makes a few, always the same. docs/developers/mutants.md says what the last large count
-found.
+suite makes a few, always the same. docs/developers/mutants.md says what the last large
+count found.
 """
 
 import itertools
