@@ -86,6 +86,15 @@ def test_index_lists_the_pages_in_order_and_each_has_its_parts() -> None:
         assert "](../reference.md#words)" in text, page
 
 
+def test_quiz_has_ten_questions_each_with_a_folded_answer() -> None:
+    _, *questions = (COURSE / "quiz.md").read_text().split("\n## ")
+    for number, question in enumerate(questions, 1):
+        assert question.startswith(f"{number}. ")
+        assert question.count('\n<details markdown="1">\n<summary>Answer<') == 1
+        assert question.count("\n</details>\n") == 1
+    assert len(questions) == 10
+
+
 def test_what_a_student_sees(
     base: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

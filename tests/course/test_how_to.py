@@ -14,7 +14,7 @@ from thorough import thorough_after
 from minitrain.cli.main import run
 from minitrain.core.files import read_json
 
-PAGES = ("own-text", "own-model", "another-strategy")
+PAGES = ("how-to/own-text", "how-to/own-model", "strategies")
 # make also installs and sums up
 BUILDS = {"dvc repro", "make"}
 RUN_HERE = {"cp CHANGELOG.md my-text.txt", "minitrain check my_model.py:build"}
@@ -48,7 +48,7 @@ def test_page_does_what_it_says(
     monkeypatch.chdir(copy)
     before = state_of(copy)
     typed: list[str] = []
-    for block in blocks((ROOT / f"docs/how-to/{page}.md").read_text(encoding="utf-8")):
+    for block in blocks((ROOT / f"docs/{page}.md").read_text(encoding="utf-8")):
         if block.language == "yaml":
             change(block, copy)
         if name := own_file(block):
@@ -63,7 +63,7 @@ def test_page_does_what_it_says(
     assert BUILDS & {*typed}
     assert read_json(copy / "metrics/equivalence.json")["gloo-2"]["verdict"] == "proven"
     # two ranks add in one order, whatever the strategy
-    assert (state_of(copy) == before) == (page == "another-strategy")
+    assert (state_of(copy) == before) == (page == "strategies")
 
 
 def test_what_would_refute_the_proof_does_not(

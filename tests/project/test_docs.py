@@ -7,12 +7,14 @@ import inspect
 import re
 import shlex
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
 import pytest
 from bugs import BUGS
+from diagrams import pictures
 from pages import Block, blocks, edit, pages_of, without_fences
 from project import PARAMS_FILE, ROOT, run_in
 from ruamel.yaml import YAML
@@ -29,7 +31,7 @@ from minitrain.sync.guarantees import GUARANTEES, Guarantees
 
 PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", *pages_of("docs", "launch")]
 TEXT = {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}
-README = TEXT["README.md"]
+DEVELOPERS = TEXT["docs/developers/README.md"]
 STAGES: dict[str, dict[str, Any]] = YAML(typ="safe").load(
     (ROOT / "dvc.yaml").read_text()
 )["stages"]
@@ -132,14 +134,14 @@ def test_links_lead_somewhere() -> None:
 
 
 def annotated_tree() -> dict[str, str]:
-    """The line of each path in README's tree."""
-    tree = README.partition("## Where things are")[2].split("```")[1]
+    """The line of each path in the developers' tree."""
+    tree = DEVELOPERS.partition("## Where things are")[2].split("```")[1]
     return {line.split()[0]: line for line in tree.splitlines()[1:]}
 
 
 def test_annotated_tree_is_that_of_the_project() -> None:
     tree = annotated_tree()
-    assert "docs/one-batch.md" in tree
+    assert "docs/developers/" in tree
     assert [path for path in tree if not (ROOT / path).exists()] == []
     for package in MAY_IMPORT:
         path = f"minitrain/{package}/"
@@ -287,7 +289,7 @@ def test_diagram_is_the_pipeline_without_arrows_that_others_imply() -> None:
         out_of = {b for a, b in reach if a == middle}
         reach |= {(a, b) for a in into for b in out_of}
     implied = {(a, c) for a, b in every for c in STAGES if (b, c) in reach}
-    diagram = README.partition("```mermaid")[2].partition("```")[0]
+    diagram = DEVELOPERS.partition("```mermaid")[2].partition("```")[0]
     drawn = set(re.findall(r"^  (\w+) --> (\w+)$", diagram, re.MULTILINE))
     assert drawn == every - implied
 
@@ -338,6 +340,28 @@ def test_every_strategy_is_documented_and_the_one_of_the_page_is_tested() -> Non
     require_marked("docs/strategies.md", "toy", f"```python\n{tested}```\n")
     text = TEXT["docs/strategies.md"]
     assert [name for name in STRATEGIES if f"`{name}`" not in text] == []
+
+
+def test_python_of_the_concepts_prints_what_stands_below_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = blocks(TEXT["docs/concepts.md"])
+    pairs = [(a, b) for a, b in pairwise(found) if a.language == "python"]
+    assert len(pairs) == 2
+    for code, expected in pairs:
+        exec(code.text, {})
+        assert capsys.readouterr().out == expected.text
+
+
+def test_pictures_of_the_concepts_are_those_of_their_script() -> None:
+    for name, drawn in pictures().items():
+        assert f"](pictures/{name})" in TEXT["docs/concepts.md"]
+        assert (ROOT / "docs/pictures" / name).read_text(encoding="utf-8") == drawn
+
+
+def test_output_in_the_readme_is_the_one_of_a_symptom() -> None:
+    (shown,) = (b.text for b in blocks(TEXT["README.md"]) if b.language == "text")
+    assert shown in TEXT["docs/symptoms/loss-differs.md"]
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from test_docs import require_marked, table
 
 from minitrain.core.files import read_json
 
-PAGE = "docs/mutants.md"
+PAGE = "docs/developers/mutants.md"
 # several epochs, the last batch of each smaller, and samples longer than the block
 PARAMS = {"corpus.num_sentences": 29, "model.block_size": 48, "gloo.world_sizes": [2]}
 # the last of each catcher

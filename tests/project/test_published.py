@@ -116,7 +116,17 @@ def test_readme_warns_exactly_if_the_code_is_another_one() -> None:
 
 def test_zoo_of_the_report_is_that_of_the_study() -> None:
     zoo = json.loads(read("studies/zoo/zoo.json"))
-    assert json.loads(read("metrics/zoo.json")) == digest(zoo)
+    shown = json.loads(read("metrics/zoo.json"))
+    assert shown == digest(zoo)
+    bugs = shown["bugs"].values()
+    normal = sum(bug["loss"] == "looks right" for bug in bugs)
+    assert all(bug["caught_by"] for bug in bugs)
+    assert shown["alarms"] == 0
+    claim = " ".join(read("README.md").split())
+    assert f"Of {len(bugs)} real bugs" in claim
+    assert f"{normal} leave a loss curve that looks normal" in claim
+    assert f"catch all {len(bugs)}, and raised no alarm in" in claim
+    assert f"alarm in {shown['clean_runs']} clean runs" in claim
 
 
 def test_lines_in_the_docs_are_those_of_the_sweep() -> None:

@@ -85,17 +85,38 @@ def test_badges_say_what_is_true() -> None:
     assert f"{PROJECT['license']} License" in (ROOT / "LICENSE").read_text()
 
 
-def test_workflow_runs_the_python_that_is_promised_and_may_only_read() -> None:
-    text = (ROOT / ".github/workflows/ci.yml").read_text()
-    workflow = YAML(typ="safe").load(text)
-    assert workflow["permissions"] == {"contents": "read"}
-    job = workflow["jobs"]["test"]
+def workflow(name: str) -> dict[str, Any]:
+    return YAML(typ="safe").load((ROOT / f".github/workflows/{name}.yml").read_text())
+
+
+def test_workflow_runs_every_job_with_the_python_that_is_promised() -> None:
+    ci = workflow("ci")
+    assert ci["permissions"] == {"contents": "read"}
+    job = ci["jobs"]["test"]
     # a hang must not last six hours, and what `make test` takes must fit
     limits = map(int, re.findall(r"\d+", job["timeout-minutes"]))
     assert all(30 <= limit <= 180 for limit in limits)
+    matrix = job["strategy"]["matrix"]
+    assert matrix["python"] == [LEAST]
+    script = (ROOT / ".ci/run").read_text()
+    assert [name for name in matrix["job"] if f"\n  {name})" not in script] == []
+    done = run_in(ROOT, "bash", ".ci/run", "nonsense")
+    line = "error: .ci/run: 'nonsense': must be lint, quick, full or pipeline\n"
+    assert (done.returncode, done.stderr) == (2, line)
     (python,) = [s["with"] for s in job["steps"] if "python" in s.get("uses", "")]
-    assert f">={python['python-version']}" == PROJECT["requires-python"]
     assert (ROOT / python["cache-dependency-path"]).is_file()
+
+
+def test_release_tries_the_wheel_before_it_publishes() -> None:
+    steps = [
+        step.get("run", "") for step in workflow("release")["jobs"]["wheel"]["steps"]
+    ]
+    tried, published = (
+        next(at for at, step in enumerate(steps) if words in step)
+        for words in ("test_wheel.py", "gh release create")
+    )
+    assert tried < published
+    assert (ROOT / "tests/project/test_wheel.py").is_file()
 
 
 def imported() -> set[str]:

@@ -1,7 +1,8 @@
 """No false alarms: correct runs of many kinds, each with the right verdict.
 
 ``MINITRAIN_CLEAN_RUNS=200 pytest tests/proof/test_clean_runs.py`` tries 200 runs, the
-suite a few fixed ones. docs/mutants.md has the result of the last large number.
+suite a few fixed ones. docs/developers/mutants.md has the result of the last large
+number.
 """
 
 import itertools
