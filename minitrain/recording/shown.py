@@ -1,5 +1,6 @@
 """One recording at a glance: what was recorded, what is wrong, where the time goes."""
 
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
@@ -43,11 +44,11 @@ class Shown:
         (or is at work), as it did not close its files.
         """
         times = self.times
-        made = {} if times is None else times.rows.groupby("rank").size().to_dict()
+        made = Counter[int]() if times is None else Counter(times.rows["rank"].tolist())
         return [
             {
                 "rank": rank,
-                "steps": int(max(made.get(rank, 0), len(one.steps))),
+                "steps": max(made[rank], len(one.steps)),
                 "killed": times is not None and rank in times.open,
             }
             for rank, one in sorted(self.recording.ranks.items())

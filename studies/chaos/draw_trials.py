@@ -14,6 +14,7 @@ COLORS = {
     "undisturbed": GRAY,
     "restarted": GREEN,
     "repeated": BLUE,
+    "repaired": BLACK,
     "wrong": ORANGE,
 }
 TIMES = {"detection_s": ("o", BLACK), "recovery_s": ("|", GREEN)}

@@ -19,8 +19,12 @@ class Ran:
     digests: dict[str, str]
 
 
-def outcome(first: Ran) -> str:
-    """Return the outcome of a trial without errors, in one word."""
+def outcome(first: Ran, by_hand: bool = False) -> str:
+    """Return the outcome of a trial without errors, in one word; ``by_hand`` if the
+    second run needed a command of docs/troubleshooting.md.
+    """
+    if by_hand:
+        return "repaired"
     if first.code != 0:
         return "repeated"
     return "restarted" if RESTART in first.said else "undisturbed"

@@ -15,6 +15,9 @@ from runs import Trial, repeat, watch
 from world import World
 from wreck import Fault
 
+# DVC was killed while it wrote this file, which it does not do atomically
+TORN = "Unable to read RWLock-file"
+
 
 def run_trial(
     number: int, kind: str, fault: Fault, seed: int, done: Undisturbed, limit_s: float
@@ -47,6 +50,11 @@ def run_trial(
         world.mark = f"{folder} second"
         world.more = {}
         second, saved = repeat(world, trial, limit_s + done.took_s[target], mark)
+        by_hand = second.code != 0 and TORN in second.said
+        if by_hand:
+            # docs/troubleshooting.md
+            (folder / ".dvc/tmp/rwlock").unlink()
+            second, saved = repeat(world, trial, limit_s + done.took_s[target], mark)
         marks = (mark, world.mark)
         left = leftovers.left_behind(marks, folder, world.temporary, shared)
         # a stage may print its error after DVC has exited
@@ -55,7 +63,7 @@ def run_trial(
         # swapped checkpoints are both invalid
         if saved and trial.went_on_from is None and "swap" not in kind:
             found.append("second run began anew, though there was a checkpoint")
-        trial.exit_code, trial.outcome = first.code, judge.outcome(first)
+        trial.exit_code, trial.outcome = first.code, judge.outcome(first, by_hand)
         lines = [x for x in first.said.splitlines() if x.startswith("error: ")]
         trial.said, trial.wrong = "; ".join(lines), "; ".join(found)
         if found:
