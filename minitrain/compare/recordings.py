@@ -77,9 +77,7 @@ def compare_recordings(
 ) -> RecordingsCompared:
     """Compare what runs ``a`` and ``b`` recorded, of any world sizes; ``twin`` is the
     recording of a twin of ``a``, ``start`` the step of ``a`` at which ``b`` starts.
-
-    Raises UserError for a recording that cannot be read, for two that have no recorded
-    step in common, and for a twin that is none of ``a``.
+    Raises UserError for recordings that cannot be read or have no step in common.
     """
     ours, theirs = read_recording(a), read_recording(b)
     alarms = {"A": alarms_in(ours), "B": alarms_in(theirs)}
@@ -100,18 +98,18 @@ def compare_recordings(
     unseen = unseen_in(ours, theirs, places)
     broken = [*broken_in("A", ours, theirs), *broken_in("B", theirs, ours)]
     only = only_in(ours, theirs), only_in(theirs, ours)
-    found = [
+    whole = (
         models_unlike(header(ours), header(theirs)),
         start_unlike(ours, theirs, steps[0]),
-        *(step.first for step in steps),
-    ]
-    sure = next((one for one in found if one and one.sure), None)
-    doubt = next((one for one in found if one and not one.sure), None)
+    )
+    found = [one for one in (*whole, *(step.first for step in steps)) if one]
+    sure = next((one for one in found if one.sure), None)
+    doubt = next((one for one in found if not one.sure), None)
     if doubt and (unseen or resumed or broken):
         # what a twin does not decide
         doubt = replace(doubt, twin_decides=False)
     equal = ours.world_size == theirs.world_size and {s.mark for s in steps} == {"="}
-    verdict = SAME[0] if equal else SAME[1]
+    verdict: RecordingsVerdict = SAME[0] if equal else SAME[1]
     # what a recording lacks that ended early, it may have done
     if sure or (any(only) and not broken):
         verdict = "different"
