@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
+from itertools import accumulate
 from typing import Any, ClassVar
 
 import torch
@@ -47,9 +48,11 @@ class OneCopy(Flat):
                 f"train.sync = 'one_copy': {len(trained)} trained parameters for "
                 f"{self.world_size} processes: must be at least one for each"
             )
-        self._owners = owners = _owners(trained, self.world_size)
+        owners = _owners(trained, self.world_size)
         self._own = [name for name in trained if owners[name] == self.rank]
-        places, size = _placed(named)
+        sizes = (-(-p.nbytes // ALIGNMENT) * ALIGNMENT for p in named.values())
+        *starts, size = accumulate(sizes, initial=0)
+        places = dict(zip(named, starts, strict=True))
         limit = group_timeout_s(self.group)
         self._links, memory = meet(self.group, size * (1 + self.world_size), limit)
 
@@ -98,17 +101,12 @@ class OneCopy(Flat):
             self._write(name)
 
     def _write(self, name: str) -> None:
-        gradient, row, factor = (
-            self._gradient(name),
-            self._row[name],
-            1.0 / self.world_size,
-        )
+        gradient = self._gradient(name)
         self._written.add(name)
-        if self._owners[name] == self.rank:
-            gradient.mul_(factor)
-        else:
-            torch.mul(gradient, factor, out=row)
-            self._trained[name].grad = row
+        # only the owner needs its own, which it adds from where it is
+        there = gradient if name in self._terms else self._row[name]
+        torch.mul(gradient, 1.0 / self.world_size, out=there)
+        self._trained[name].grad = there
 
     def reduce(self) -> None:
         self._is_last = False
@@ -200,12 +198,3 @@ def _owners(parameters: Mapping[str, Tensor], world_size: int) -> dict[str, int]
         owner = owners[name] = loads.index(min(loads))
         loads[owner] += CALLS_IN_BYTES + parameters[name].nbytes
     return owners
-
-
-def _placed(parameters: Mapping[str, Tensor]) -> tuple[dict[str, int], int]:
-    # where each begins, and the end of the last
-    places, end = {}, 0
-    for name, parameter in parameters.items():
-        places[name] = end
-        end += -(-parameter.nbytes // ALIGNMENT) * ALIGNMENT
-    return places, end
