@@ -119,11 +119,15 @@ def test_other_modules_are_named(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     more = "other = nn.Linear(2, 2)\nsecond = torch.optim.SGD(other.parameters())\n"
     text = TRAINS.format(end="").replace("for _", f"{more}for _")
+    text = text.replace("nn.Linear(4, 4)", "nn.Sequential(nn.Linear(4, 4))")
     script.write_text(text)
-    done = record(tmp_path / "run", [sys.executable, script], tmp_path)
-    assert "note: Linear is recorded; other modules, whose parameters are in 1" in (
+    command = [sys.executable, script]
+    done = record(tmp_path / "run", command, tmp_path, options=["--modules"])
+    assert "note: Sequential is recorded; other modules, whose parameters are in 1" in (
         done.stderr
     )
+    rows = read_recording(tmp_path / "run").ranks[0].steps.values()
+    assert {call["module"] for row in rows for call in row["modules"]} == {"0"}
     last = done.stderr.splitlines()[-1]
     assert last.startswith(
         "minitrain: recorded 6 steps, the first three and each 10-th"

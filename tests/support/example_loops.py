@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 
@@ -74,12 +74,16 @@ def torchrun(world_size: int, temporary: Path) -> list[str]:
 
 
 def record(
-    folder: Path, command: list[str | Path], temporary: Path, **variables: str
+    folder: Path,
+    command: Sequence[str | Path],
+    temporary: Path,
+    options: Sequence[str] = (),
+    **variables: str,
 ) -> "subprocess.CompletedProcess[str]":
     """Run a command under ``minitrain record``."""
     path = os.pathsep.join([str(ROOT / "examples"), str(ROOT)])
     return subprocess.run(
-        [*MINITRAIN, "record", folder, "--", *command],
+        [*MINITRAIN, "record", *options, folder, "--", *command],
         env=variables_of(str(temporary), PYTHONPATH=path, **variables),
         cwd=temporary,
         capture_output=True,
