@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from bucket_views import BucketViews
 from interleaved import load_interleaved
 from strategies_settings import Strategies
 
@@ -21,7 +22,7 @@ from minitrain.core.params import Params
 from minitrain.core.progress import progress
 from minitrain.core.provenance import provenance
 from minitrain.harness.launcher import launch
-from minitrain.sync.catalog import PLAIN, STRATEGIES, guarantees_of
+from minitrain.sync.catalog import PLAIN, STRATEGIES, guarantees_of, name_of
 
 STUDY = Path(__file__).resolve().parent
 ROOT = STUDY.parents[1]
@@ -30,7 +31,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "ddp, 0.2 MiB buckets": {"bucket_cap_mb": 0.2},
     "ddp, accumulation of 2": {"grad_accumulation_steps": 2},
     "ddp, accumulation of 4": {"grad_accumulation_steps": 4},
-    "ddp, bucket views": {"sync": "bucket_views:BucketViews"},
+    "ddp, bucket views": {"sync": name_of(BucketViews)},
     "ddp, fused optimizer": {"fused_optimizer": True},
     "one_copy, fused optimizer": {"sync": "one_copy", "fused_optimizer": True},
     "no communication, fused optimizer": {"sync": PLAIN, "fused_optimizer": True},
