@@ -38,15 +38,21 @@ def wrong(first: Ran, second: Ran | None, wanted: dict[str, str]) -> list[str]:
             continue
         if run.code is None:
             found.append(f"{name} run hung")
-        if "Traceback (most recent call last)" in run.said:
-            found.append(f"{name} run printed a traceback")
         if run.code == 0:
             found += [
                 f"{name} run: {what}" for what in differences(run.digests, wanted)
             ]
-        found += [f"{name} run {what}" for what in wrong_lines(run)]
+        found += wrong_words(name, run)
     if second is not None and second.code not in (0, None):
         found.append(f"second run ended with exit code {second.code}")
+    return found
+
+
+def wrong_words(name: str, run: Ran) -> list[str]:
+    """Check that a failed run printed one line of error, and none a traceback."""
+    found = [f"{name} run {what}" for what in wrong_lines(run)]
+    if "Traceback (most recent call last)" in run.said:
+        found.append(f"{name} run printed a traceback")
     return found
 
 

@@ -51,15 +51,17 @@ def run_trial(
         world.more = {}
         second, saved = repeat(world, trial, limit_s + done.took_s[target], mark)
         by_hand = second.code != 0 and TORN in second.said
+        torn = []
         if by_hand:
             # docs/troubleshooting.md
             (folder / ".dvc/tmp/rwlock").unlink()
+            torn = judge.wrong_words("torn", second)
             second, saved = repeat(world, trial, limit_s + done.took_s[target], mark)
         marks = (mark, world.mark)
         left = leftovers.left_behind(marks, folder, world.temporary, shared)
         # a stage may print its error after DVC has exited
         first = replace(first, said=log.read_text(errors="replace"))
-        found = judge.wrong(first, second, done.digests) + left
+        found = judge.wrong(first, second, done.digests) + torn + left
         # swapped checkpoints are both invalid
         if saved and trial.went_on_from is None and "swap" not in kind:
             found.append("second run began anew, though there was a checkpoint")
