@@ -49,7 +49,7 @@ def wrong(first: Ran, second: Ran | None, wanted: dict[str, str]) -> list[str]:
 
 
 def wrong_words(name: str, run: Ran) -> list[str]:
-    """Check that a failed run printed one line of error, and none a traceback."""
+    """Check that a failed run printed one line of error, and no run a traceback."""
     found = [f"{name} run {what}" for what in wrong_lines(run)]
     if "Traceback (most recent call last)" in run.said:
         found.append(f"{name} run printed a traceback")
