@@ -25,6 +25,10 @@ from minitrain.core.printable import note
 
 SETTINGS = "MINITRAIN_RECORD"
 STARTUP = Path(__file__).with_name("startup")
+TRAINS_AGAIN = (
+    "minitrain: note: a callback records one training, and {} has it: add another "
+    "callback, with another folder, for another one"
+)
 
 
 def prepare() -> None:
@@ -81,7 +85,12 @@ def stop_at_exit(recorder: Any) -> None:
     error = getattr(sys, "last_value", None)
     if error is None:
         recorder.stop()
-        return
+    else:
+        stop_after(recorder, error)
+
+
+def stop_after(recorder: Any, error: BaseException) -> None:
+    """Stop ``recorder`` after an ``error`` that ended its training."""
     with suppress(type(error)):
         try:
             raise error

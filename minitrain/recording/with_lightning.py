@@ -7,7 +7,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from minitrain.core.printable import note
 from minitrain.recording.recorder import Recorder
+from minitrain.recording.unchanged import TRAINS_AGAIN
 
 # the two packages hold the same code; a script uses one of them
 if "pytorch_lightning" in sys.modules or not find_spec("lightning"):
@@ -17,10 +19,11 @@ else:
 
 
 class LightningCallback(Callback):  # type: ignore[misc]
-    """Record each step of ``trainer.fit()`` into ``folder``, and its loss; ``options``
-    are those of :func:`minitrain.record`.
+    """Record each step of the first ``trainer.fit()`` into ``folder``, and its loss;
+    ``options`` are those of :func:`minitrain.record`.
 
-    The forward pass of a step is its ``training_step``, on one rank and on several.
+    The forward pass of a step is its ``training_step``, on one rank and on several,
+    so forward hooks of the module itself are called with the arguments of that.
     With manual optimization no loss is recorded.
     """
 
@@ -29,6 +32,9 @@ class LightningCallback(Callback):  # type: ignore[misc]
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Start the recorder."""
+        if hasattr(self, "_recorder"):
+            note(TRAINS_AGAIN.format(self._folder))
+            return
         self._recorder = recorder = Recorder(
             pl_module, None, self._folder, **self._options
         )
@@ -61,10 +67,19 @@ class LightningCallback(Callback):  # type: ignore[misc]
 
 
 def _as_pass(module: Any, step: Callable[..., Any], args: Any, options: Any) -> Any:
+    own = {n: f for n, f in vars(module).items() if n == "forward"}
+
+    def restore() -> None:
+        vars(module).pop("forward", None)
+        vars(module).update(own)
+
     def forward(*args: Any, **options: Any) -> Any:
         # which the step itself may call
-        del module.forward
+        restore()
         return step(*args, **options)
 
     module.forward = forward
-    return module(*args, **options)
+    try:
+        return module(*args, **options)
+    finally:
+        restore()

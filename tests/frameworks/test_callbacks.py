@@ -118,6 +118,24 @@ def test_one_process_and_two_of_lightning_are_the_same_computation(
     assert (bug.first.step, bug.first.what) == (0, "learning rate")
 
 
+def test_second_training_is_not_recorded(tmp_path: Path) -> None:
+    """Nor does an error in an earlier cell of a notebook make the first one partial."""
+    script = with_callback(tmp_path)
+    earlier = "import sys\nsys.last_value = ValueError()\ntrainer = "
+    text = script.read_text().replace("trainer = ", earlier, 1)
+    text = re.sub(
+        r"^( *)trainer.train\(\)",
+        r"\1trainer.train(), trainer.train()",
+        text,
+        flags=re.M,
+    )
+    script.write_text(text)
+    printed = run(script, tmp_path / "run", 1)
+    assert printed.count("a callback records one training") == 1
+    (rank,) = read_recording(tmp_path / "run").ranks.values()
+    assert rank.end is not None
+
+
 def test_run_that_an_error_ended_is_not_whole(folder: Path, tmp_path: Path) -> None:
     """And the error is the run's own."""
     lightning = {"LIGHTNING": "pytorch_lightning", "FAILS_AT": "9"}
