@@ -100,7 +100,8 @@ class Recorder:
         also = also or {}
         _require(model, every, on_alarm, timeout_s, also, modules)
         self._inner = innermost(model)
-        self._folder, self._every = folder_of_attempt(Path(folder)), every
+        self._folder = folder_of_attempt(Path(folder), rank_and_size()[0])
+        self._every = every
         self._raises, self._timeout_s = on_alarm == "raise", timeout_s
         self._called = called_modules(self._inner)
         self._wrappers = Wrappers(self._called)
