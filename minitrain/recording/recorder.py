@@ -47,7 +47,7 @@ from minitrain.recording.hooks import (
     parameters_of,
 )
 from minitrain.recording.modules import ModuleCalls
-from minitrain.recording.optimizers import Optimizers, Stepped, unwrapped
+from minitrain.recording.optimizers import Optimizers, Stepped, spacing, unwrapped
 from minitrain.recording.rules import place
 from minitrain.recording.stalls import StallWatch
 from minitrain.recording.step_rows import StepRows
@@ -168,6 +168,8 @@ class Recorder:
         watch.look(self._timeout_s)
         if rank_and_size()[0] == 0 and self._optimizers.steps:
             which = f"the first three and each {self._every}-th"
+            last = spacing(max(steps.values()) - 1, self._every)
+            which += f" (each {last}-th at the end)" if last > self._every else ""
             which = "all of them" if self._every == 1 else which
             note(
                 f"minitrain: recorded {self._optimizers.steps} steps, {which} in full: "
