@@ -66,8 +66,11 @@ def summarized(timings: Table, num_warmup_steps: int) -> Columns:
     ``recorded``, ``after_interruption``, ``tokens`` and times in milliseconds.
     """
     rows = columns_of(timings)
-    disturbed = rows["recorded"] | rows["after_interruption"]
-    kept = (rows["step"] >= num_warmup_steps) & ~disturbed.astype(bool)
+    # columns of an empty table have no types
+    hashed, paused = (
+        rows[name].astype(bool) for name in ("recorded", "after_interruption")
+    )
+    kept = (rows["step"] >= num_warmup_steps) & ~hashed & ~paused
     return rows_where(rows, kept)
 
 
@@ -97,6 +100,7 @@ def summarize(
     """
     plain = plain_steps(timings, num_warmup_steps)
     steps_ms = slowest(plain)
+    steps_ms = steps_ms[~np.isnan(steps_ms)]
     # per rank: the slowest rank changes from step to step, so the sum of the slowest
     # times would exceed the total of every rank
     seconds, tokens = longest_s(plain), plain["tokens"].sum()

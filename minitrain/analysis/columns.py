@@ -53,9 +53,9 @@ def by_step_and_rank(rows: Columns, values: Floats) -> Floats:
 
 
 def slowest(rows: Columns, name: str = "step_ms") -> Floats:
-    """Return the largest number of each step among its ranks."""
+    """Return the largest number of each step among its ranks, NaN without any."""
     found = by_step_and_rank(rows, numbers(rows, name))
-    return np.fmax.reduce(found, axis=1, initial=-np.inf)
+    return np.fmax.reduce(found, axis=1, initial=np.nan)
 
 
 def longest_s(rows: Columns) -> float:

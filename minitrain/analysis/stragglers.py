@@ -106,6 +106,7 @@ def find_stragglers(
     own = own_work(timings, num_warmup_steps, waits_within=waits_within)
     plain = plain_steps(timings, num_warmup_steps)
     steps_ms = slowest(plain)
+    steps_ms = steps_ms[~np.isnan(steps_ms)]
     step_ms = float(np.median(steps_ms)) if len(steps_ms) else None
     ranks = [*map(int, np.unique(columns_of(timings)["rank"]))]
     num_ranks = len(ranks)

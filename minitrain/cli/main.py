@@ -10,6 +10,8 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from math import isfinite
+from typing import Any
 
 from minitrain import __version__
 from minitrain.cli import check, doctor, explain, record, report, show, summary, verify
@@ -59,13 +61,22 @@ def run(arguments: Sequence[str]) -> int:
         raise UserError(f"{needs}: pip install 'minitrain[lab]'") from None
     text = as_lines(answer.text.split("\n"))
     if options.json:
-        text = json.dumps(answer.facts, indent=2, allow_nan=False)
+        text = json.dumps(_finite(answer.facts), indent=2, allow_nan=False)
     try:
         print(text, flush=True)
     except BrokenPipeError:
         # `| head` has read enough; Python would complain of it once more at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0 if answer.ok else EXIT_EVIDENCE
+
+
+def _finite(value: Any) -> Any:
+    # JSON has no number that is not
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 def make_parser() -> Parser:

@@ -7,7 +7,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from minitrain.cli.shown_words import PARTS, headline, straggler
+from minitrain.cli.shown_words import LEAST_MS, PARTS, headline, straggler
 from minitrain.core.files import open_atomic
 from minitrain.recording.shown import Shown
 from minitrain.report.numbers import ms, percent, plural
@@ -44,9 +44,9 @@ def _section(facts: dict[str, Any]) -> dict[str, Any]:
     ranks = {f"rank {r}": of for r, of in facts["parts"].items() if r != "all"}
     every = facts["parts"]["all"]
     step, count = ms(every["step_ms"]), plural(facts["steps_timed"], "step")
-    longest = max(of["step_ms"] for of in ranks.values())
+    longest = max(LEAST_MS, *(of["step_ms"] for of in ranks.values()))
     rows = {
-        part: [name, percent(every[part] / every["step_ms"])]
+        part: [name, percent(every[part] / max(every["step_ms"], LEAST_MS))]
         + [f"{of.get(part, 0.0):.2f}" for of in ranks.values()]
         for part, name in PARTS.items()
         if part in every

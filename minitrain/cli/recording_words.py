@@ -164,19 +164,14 @@ def recordings_as_facts(found: "RecordingsCompared") -> dict[str, Any]:
         "no_difference": found.asides,
         "alarms": found.alarms,
         "severe": found.severe,
-        "modules": found.modules and _finite(asdict(found.modules)),
+        "modules": found.modules and asdict(found.modules),
     }
 
 
 def _measured(found: "Distance") -> dict[str, Any]:
     numbers = {"share": found.share, "allowed": found.allowed_share}
     facts = {name: getattr(found, name) for name in ("equal", "within", "tensor")}
-    return facts | _finite(numbers)
-
-
-def _finite(facts: dict[str, Any]) -> dict[str, Any]:
-    # JSON has no infinity
-    return {k: None if v == math.inf else v for k, v in facts.items()}
+    return facts | numbers
 
 
 def only_in_words(only_in_a: Sequence[str], only_in_b: Sequence[str]) -> list[str]:

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from minitrain.recording.shown import Shown
     from minitrain.recording.times import TimesCompared
 
+# milliseconds, as times are written: none of a step may be
+LEAST_MS = 1e-4
 # of ranks that a table has a column for
 SHOWN_RANKS = 8
 PARTS = {
@@ -72,7 +74,7 @@ def _table(parts: dict[str, dict[str, float]]) -> list[str]:
     lines = [f"{'ms':<32}" + "".join(f"{head:>9}" for head in heads)]
     for part, name in PARTS.items():
         if part in parts["all"]:
-            share = percent(parts["all"][part] / parts["all"]["step_ms"])
+            share = percent(parts["all"][part] / max(parts["all"]["step_ms"], LEAST_MS))
             cells = [share, *(f"{parts[rank][part]:.1f}" for rank in ranks)]
             lines.append(f"  {name:<30}" + "".join(f"{cell:>9}" for cell in cells))
     return lines
@@ -85,7 +87,7 @@ def times_compared(found: "TimesCompared") -> str:
         steps += " (on different hosts)"
     if not found.differ:
         return f"time: no difference is seen: {steps}, noise {ms(found.noise_ms)}"
-    longer = found.b_ms / found.a_ms - 1
+    longer = found.b_ms / max(found.a_ms, LEAST_MS) - 1
     most = [f"{PARTS[part]} {by:+.1f} ms" for part, by in found.parts.items()][:3]
     what = f"{percent(abs(longer))} {'longer' if longer > 0 else 'shorter'}"
     which = f": {', '.join(most)}" if most else ""

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isnan, nan
 
 from minitrain.compare.align import StepPair
 from minitrain.compare.comparer import StepCompared
@@ -59,6 +60,8 @@ def _compare(place: StepPair) -> ModulesCompared | None:
     if not (same and all(a and b for a, b in calls)):
         return None
     apart = [{c: _apart(*both, c, "outputs") for c in both[0]} for both in calls]
+    # without those that could not be read
+    apart = [{c: far for c, far in of.items() if not isnan(far)} for of in apart]
     shares: dict[Call, float] = {}
     for of in apart:
         shares |= {c: max(share, shares.get(c, 0.0)) for c, share in of.items()}
@@ -88,7 +91,8 @@ def _compare(place: StepPair) -> ModulesCompared | None:
 
 
 def _apart(ours: Calls, theirs: Calls, call: Call, kind: str) -> float:
-    return share_apart(ours[call][kind], theirs.get(call, {}).get(kind))
+    both = ours[call][kind], theirs.get(call, {}).get(kind)
+    return nan if any(of and not of["hash"] for of in both) else share_apart(*both)
 
 
 def _calls(row: Row) -> Calls:

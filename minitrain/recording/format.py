@@ -60,13 +60,26 @@ def path_of_rank(folder: Path, rank: int) -> Path:
     return folder / f"rank-{rank}.jsonl"
 
 
-def folder_of_attempt(folder: Path) -> Path:
-    """Return where this process records: in a subfolder for each attempt, where
-    torchrun starts the ranks again after a failure (``--max-restarts``).
+def folder_of_attempt(folder: Path, rank: int) -> Path:
+    """Return where ``rank`` records: in a subfolder for each attempt, where torchrun
+    starts the ranks again after a failure (``--max-restarts``).
     """
-    if int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0)) == 0:
+    most, number, hosts = (
+        int(os.environ.get(name, default))
+        for name, default in (
+            ("TORCHELASTIC_MAX_RESTARTS", 0),
+            ("TORCHELASTIC_RESTART_COUNT", 0),
+            ("GROUP_WORLD_SIZE", 1),
+        )
+    )
+    if most == 0:
         return folder
-    return folder / f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    # of several hosts each counts only its own failures
+    while hosts > 1 and number < most:
+        if not path_of_rank(folder / f"attempt-{number}", rank).exists():
+            break
+        number += 1
+    return folder / f"attempt-{number}"
 
 
 def last_attempt(folder: Path) -> Path:

@@ -198,7 +198,10 @@ def is_within_itself(module: nn.Module) -> bool:
 def is_compiled(module: nn.Module) -> bool:
     """Return whether torch.compile runs the forward pass that begins, or a part."""
     parts = any(
-        hasattr(m, "_orig_mod") or getattr(m, "_compiled_call_impl", None)
+        hasattr(m, "_orig_mod")
+        or getattr(m, "_compiled_call_impl", None)
+        # a method of it
+        or any(hasattr(held, "_torchdynamo_orig_callable") for held in vars(m).values())
         for m in module.modules()
     )
     return parts or any(one.f_code.co_name == COMPILED for one in _callers())

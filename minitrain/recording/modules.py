@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import torch
 from blake3 import blake3
 from torch import nn
 from torch.utils.hooks import RemovableHandle
@@ -16,7 +17,18 @@ from minitrain.recording.fingerprint import BINS, DIGEST_BYTES, fingerprint
 from minitrain.recording.format import Row
 from minitrain.recording.hooks import Tap, plain_names
 
+# of what cannot be read
 NOTHING: Row = {"hash": "", "norm": 0.0, "sketch": [0.0] * BINS}
+
+
+class CallTap(Tap):
+    """A hook that does nothing in a function that is compiled, which no other function
+    may interrupt where ``fullgraph`` is set.
+    """
+
+    def __call__(self, *args: Any) -> None:
+        if not torch.compiler.is_compiling():
+            super().__call__(*args)
 
 
 class ModuleCalls:
@@ -35,9 +47,14 @@ class ModuleCalls:
         self.forget()
         self.calls = []
         paths = ((f"{path}.", module) for path, module in inner.named_modules())
-        within = {id(module) for module in called.modules()} - {id(called)}
+        # TorchScript has no such hooks
+        hooked = {
+            id(module)
+            for module in called.modules()
+            if module is not called and not isinstance(module, torch.jit.ScriptModule)
+        }
         for path, module in plain_names(inner, paths).items():
-            if id(module) in within:
+            if id(module) in hooked:
                 name = path.removesuffix(".")
                 self._hook(module, partial(self._begin, name), partial(self._end, name))
 
@@ -45,8 +62,8 @@ class ModuleCalls:
         self, module: nn.Module, begin: Callable[..., None], end: Callable[..., None]
     ) -> None:
         self._handles += [
-            module.register_forward_pre_hook(Tap(begin), with_kwargs=True),
-            module.register_forward_hook(Tap(end)),
+            module.register_forward_pre_hook(CallTap(begin), with_kwargs=True),
+            module.register_forward_hook(CallTap(end)),
         ]
 
     def forget(self) -> None:
@@ -84,5 +101,5 @@ def _print(value: Any) -> Row:
     return {
         "hash": digest.hexdigest(length=DIGEST_BYTES),
         "norm": math.hypot(*(one["norm"] for one in prints)),
-        "sketch": [math.fsum(each) for each in sketches],
+        "sketch": [sum(each) for each in sketches],
     }

@@ -47,7 +47,7 @@ from minitrain.recording.hooks import (
     parameters_of,
 )
 from minitrain.recording.modules import ModuleCalls
-from minitrain.recording.optimizers import Optimizers, Stepped, unwrapped
+from minitrain.recording.optimizers import Optimizers, Stepped, spacing, unwrapped
 from minitrain.recording.rules import place
 from minitrain.recording.stalls import StallWatch
 from minitrain.recording.step_rows import StepRows
@@ -100,7 +100,8 @@ class Recorder:
         also = also or {}
         _require(model, every, on_alarm, timeout_s, also, modules)
         self._inner = innermost(model)
-        self._folder, self._every = folder_of_attempt(Path(folder)), every
+        self._folder = folder_of_attempt(Path(folder), rank_and_size()[0])
+        self._every = every
         self._raises, self._timeout_s = on_alarm == "raise", timeout_s
         self._called = called_modules(self._inner)
         self._wrappers = Wrappers(self._called)
@@ -167,6 +168,8 @@ class Recorder:
         watch.look(self._timeout_s)
         if rank_and_size()[0] == 0 and self._optimizers.steps:
             which = f"the first three and each {self._every}-th"
+            last = spacing(max(steps.values()) - 1, self._every)
+            which += f" (each {last}-th at the end)" if last > self._every else ""
             which = "all of them" if self._every == 1 else which
             note(
                 f"minitrain: recorded {self._optimizers.steps} steps, {which} in full: "

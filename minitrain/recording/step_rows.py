@@ -78,7 +78,6 @@ class StepRows:
         told["replaced"] = replaced_in(wrapper, self._inner)
         if self.calls is not None:
             self.calls.listen(self._inner, module)
-            told["modules"] = self.calls.calls
         one = Pass(self._number, told)
         self._backwards.pass_begins(one)
         self._passes.append(one)
@@ -96,6 +95,8 @@ class StepRows:
         """Note the end of a forward pass."""
         if self.calls is not None:
             self.calls.forget()
+            if self._passes:
+                self._passes[-1].told["modules"] = self.calls.calls
 
     def listen(self, optimizers: Optimizers) -> None:
         """Hook the gradients that train: some may from now on."""
@@ -111,6 +112,9 @@ class StepRows:
             self._passes.clear()
             self._backwards.forget()
             self._generators.forget()
+            # of a pass that an error ended
+            if self.calls is not None:
+                self.calls.forget()
 
     def end(self, steps: Mapping[str, int], together: bool) -> Row:
         """Return the last row; not ``together``: without parameters and buffers."""

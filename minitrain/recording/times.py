@@ -179,6 +179,10 @@ def _cells(lines: Sequence[str]) -> dict[str, Floats]:
         raise ValueError(f"a row without {len(COLUMNS)} columns")
     cells = [[float(cell or nan) for cell in row] for row in rows]
     columns = np.array(cells, np.float64).reshape(len(rows), len(COLUMNS)).T
+    # on a GPU no moment is known
+    for name, column in zip(COLUMNS, columns, strict=True):
+        if name != "last_gradient_ns" and not np.isfinite(column).all():
+            raise ValueError(f"{name} is missing, or not finite")
     return dict(zip(COLUMNS, columns, strict=True))
 
 

@@ -1,5 +1,6 @@
 """The step account of synthetic timings; expected means are computed by hand."""
 
+import math
 from typing import Any
 
 import pandas as pd
@@ -15,6 +16,7 @@ from minitrain.analysis.account import (
     summarize,
     summarized,
 )
+from minitrain.analysis.stragglers import find_stragglers
 
 WARMUP = 10
 # a step that was hashed, and one right after a checkpoint
@@ -196,10 +198,13 @@ def test_ddps_own_log_beside_the_clock() -> None:
     assert all(said == missing for said in says.values())
 
 
-def test_nothing_left_to_summarize() -> None:
-    assert account(timings(), 1000) == []
-    assert means(account(timings(), 1000)) == {"step_ms": None}
-    summary = summarize(timings(), 1000)
+@pytest.mark.parametrize(
+    "table", [timings(), pd.DataFrame(columns=timings().columns)], ids=["late", "empty"]
+)
+def test_nothing_left_to_summarize(table: pd.DataFrame) -> None:
+    assert account(table, 1000) == []
+    assert means(account(table, 1000)) == {"step_ms": None}
+    summary = summarize(table, 1000)
     assert summary.pop("num_steps_summarized") == 0
     assert set(summary.values()) == {None}
 
@@ -229,12 +234,14 @@ def test_summary_by_hand() -> None:
 
 
 def test_typical_step_and_skew_are_medians() -> None:
-    """One of three steps is disturbed, which would move a mean."""
-    rows = []
+    """One of three steps is disturbed, which would move a mean; one has no time."""
+    rows = [plain(16, 0, math.nan, last_bucket_at_ns=math.nan)]
     for step, ms, apart in ((10, 98, 2), (13, 100, 4), (14, 130, 30)):
         rows.append(plain(step, 0, ms))
         rows.append(plain(step, 1, 90, last_bucket_at_ns=10**9 + apart * MS))
-    summary = summarize(pd.DataFrame([*rows, bracketed(11, 0)]), WARMUP)
+    table = pd.DataFrame([*rows, bracketed(11, 0)])
+    assert find_stragglers(table, WARMUP).step_ms == 100
+    summary = summarize(table, WARMUP)
     assert (summary["step_p50_ms"], summary["skew_p50_ms"]) == (100, 4)
     # 98 + 100 + 130 over 3
     assert summary["step_mean_ms"] == pytest.approx(328 / 3)

@@ -1,5 +1,7 @@
 """``minitrain show``: the words and the page of recordings."""
 
+import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -97,6 +99,21 @@ def test_page_is_one_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> N
         run(["show", str(folder / "a"), "--html", str(folder / "page.txt")])
 
 
+def test_numbers_that_json_lacks_are_null(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And times that are all 0 are shown."""
+    file = trained(tmp_path / "a", steps=8, lr=math.inf) / "times-0.csv"
+    rows = file.read_text().splitlines()
+    none = [re.sub(r"(,\d+\.\d+){6}", ",0" * 6, row) for row in rows]
+    file.write_text("\n".join([*none, ""]))
+    facts = json.loads(shown(tmp_path / "a", "--json", capsys=capsys)[1])
+    assert [one["loss"] for one in facts["losses"]][1:] == [None] * 3
+    assert facts["parts"]["all"]["step_ms"] == 0
+    page = tmp_path / "page.html"
+    assert "0.0 %" in shown(tmp_path / "a", "--html", page, capsys=capsys)[1]
+
+
 def test_folder_without_a_recording_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no recording") as caught:
         run(["show", str(tmp_path)])
@@ -139,6 +156,10 @@ def test_times_of_two_recordings_in_words() -> None:
         "time: a step takes 40.0 ms in A, 50.0 ms in B (on different hosts), 25.0 % "
         "longer: wait for other ranks +9.0 ms, data, and what is between steps -1.0 ms "
         "(noise 1.5 ms)"
+    )
+    none = TimesCompared(0.0, 1.0, 0.5, {}, one_host=True)
+    assert times_compared(none).startswith(
+        "time: a step takes 0.0 ms in A, 1.0 ms in B"
     )
     same = TimesCompared(40.0, 41.0, 1.5, {}, one_host=True)
     assert times_compared(same) == (

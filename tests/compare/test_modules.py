@@ -212,3 +212,111 @@ def test_off_by_default_and_under_compile(tmp_path: Path) -> None:
     assert [row["rule"] for row in one.alarms] == ["modules"]
     assert all("modules" not in row for row in one.steps.values())
     assert not any(m._forward_hooks for m in model.blocks.modules())
+
+
+class Odd(nn.Module):
+    """``calls`` of a model that has what a hook cannot see, or must not break."""
+
+    calls = ("last", "last")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.last = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.last(x)).sum(-1)
+
+
+class Scripted(Odd):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.jit.trace(nn.Sequential(self.inner), torch.ones(1, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.inner(x))
+
+
+class Infinite(Odd):
+    calls = ("inner", "last", "last")
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.inner(self.given(x))
+        return super().forward(x)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Identity()
+
+    def given(self, x: Tensor) -> object:
+        infinite = torch.full((8,), torch.inf)
+        return infinite, -infinite
+
+
+class Unreadable(Infinite):
+    def given(self, x: Tensor) -> object:
+        return torch.ones(2, device="meta")
+
+
+class Compiled(Odd):
+    calls = ()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.compiled = torch.compile(self.inside, backend="eager", fullgraph=True)
+
+    def inside(self, x: Tensor) -> Tensor:
+        return self.inner(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.compiled(x))
+
+
+class CompiledBeside(Odd):
+    """What it calls is compiled, and none of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        compiled = torch.compile(self.inner, backend="eager", fullgraph=True)
+        self.held = [compiled]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.held[0](x))
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.trace:DeprecationWarning")
+@pytest.mark.parametrize(
+    "kind", [Scripted, Infinite, Unreadable, Compiled, CompiledBeside]
+)
+def test_models_that_hooks_must_not_break(tmp_path: Path, kind: type[Odd]) -> None:
+    for name in "ab":
+        torch.manual_seed(0)
+        model = kind()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in steps(tmp_path / name, model, optimizer, 2, modules=True):
+            loss_of(model, batch(step)).backward()
+        row = read_recording(tmp_path / name).ranks[0].steps[0, 0]
+        assert tuple(one["module"] for one in row.get("modules", ())) == kind.calls
+    found = compare_recordings(tmp_path / "a", tmp_path / "b")
+    assert found.verdict == "equal bits"
+    known = len(kind.calls) - (kind is Unreadable)
+    assert (found.modules.num if found.modules else 0) == known
+
+
+class Failing(Odd):
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.last(x)
+        if x.isnan().any():
+            raise ZeroDivisionError
+        return self.last(x).sum(-1)
+
+
+def test_pass_that_failed_leaves_neither_calls_nor_hooks(tmp_path: Path) -> None:
+    model = Failing()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in steps(tmp_path / "a", model, optimizer, 3, modules=True, every=10):
+        loss_of(model, batch(step)).backward()
+        with pytest.raises(ZeroDivisionError):
+            model(torch.full((2, 6), torch.nan))
+    row = read_recording(tmp_path / "a").ranks[0].steps[0, 0]
+    assert [one["module"] for one in row["modules"]] == ["last", "last"]
+    assert not model.last._forward_hooks

@@ -9,7 +9,7 @@ from thorough import thorough_after
 
 from minitrain.cli.recording_words import recordings_in_words
 from minitrain.compare.recordings import compare_recordings
-from minitrain.recording.format import last_attempt, path_of_rank
+from minitrain.recording.format import folder_of_attempt, last_attempt, path_of_rank
 from minitrain.recording.shown import show
 
 # rank 1 is killed at step 8 of the first attempt; checkpoints are of steps 0, 3, 6, ...
@@ -72,6 +72,21 @@ def test_killed_rank_leaves_two_attempts(by: str, tmp_path: Path) -> None:
     again = run_in(tmp_path, *record, "true", **more)
     assert again.returncode == 2
     assert "run: has a recording; name another folder" in again.stderr
+
+
+@pytest.mark.parametrize(("hosts", "expected"), [("1", 0), ("2", 1)])
+def test_host_that_did_not_fail_records_the_next_attempt_too(
+    hosts: str, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its count of restarts stays; on one host a second recording is refused."""
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+    monkeypatch.setenv("GROUP_WORLD_SIZE", hosts)
+    assert folder_of_attempt(tmp_path, 1).name == "attempt-0"
+    (tmp_path / "attempt-0").mkdir()
+    path_of_rank(tmp_path / "attempt-0", 1).touch()
+    assert folder_of_attempt(tmp_path, 1).name == f"attempt-{expected}"
+    assert folder_of_attempt(tmp_path, 0).name == "attempt-0"
 
 
 def test_last_attempt_is_the_one_with_the_largest_number(tmp_path: Path) -> None:

@@ -303,7 +303,9 @@ def test_one_that_steps_seldom_has_all_its_passes(tmp_path: Path) -> None:
 
 
 def test_long_runs_are_thinned_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Also beside a recording that is not, at the same step, which has more steps."""
     recorded = [step for step in range(100_001) if step % spacing(step, 10) == 0]
@@ -317,6 +319,9 @@ def test_long_runs_are_thinned_out(
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         with minitrain.record(model, optimizer, tmp_path / str(every), every=every):
             loop(model, optimizer, 18)
+    said = capsys.readouterr().err
+    assert "the first three and each 2-th (each 20-th at the end) in full" in said
+    assert "the first three and each 4-th in full" in said
     steps = [row["step"] for row in steps_of(tmp_path / "2")]
     assert steps == [0, 1, 2, 4, 6, 8]
     found = compare_recordings(tmp_path / "2", tmp_path / "4")

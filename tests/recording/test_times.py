@@ -245,9 +245,12 @@ def test_recording_without_times_is_shown(tmp_path: Path) -> None:
     assert show(tmp_path / "run")["steps_timed"] is None
 
 
-def test_damaged_times_are_one_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "row", ["1,2", "4,0,,1,1,1,1,1,,3,0,0", "4,0,1,1,inf,1,1,1,,3,0,0"]
+)
+def test_damaged_times_are_one_line(row: str, tmp_path: Path) -> None:
     trained(tmp_path / "run")
-    path_of_times(tmp_path / "run", 0).write_text("# host\nstep,what\n1,2\n")
+    path_of_times(tmp_path / "run", 0).write_text(f"# host\nnames\n{row}\n")
     with pytest.raises(UserError, match=r"times-0.csv: damaged"):
         show(tmp_path / "run")
 
