@@ -97,6 +97,11 @@ class OneCopy(Flat):
 
     def _on_gradient(self, name: str, parameter: Tensor) -> None:
         # while it is in cache, and before there are others of its size
+        if self._is_last and name in self._written:
+            raise UserError(
+                f"train.sync = 'one_copy': parameter {name} gets several gradients in "
+                "one pass (reentrant checkpointing?); use flat or shm"
+            )
         if self._is_last:
             self._write(name)
 
@@ -111,7 +116,7 @@ class OneCopy(Flat):
     def reduce(self) -> None:
         self._is_last = False
         # what had its last gradient in an earlier micro-step
-        for name in self._trained.keys() - self._written:
+        for name in [n for n in self._trained if n not in self._written]:
             self._write(name)
         self.trace.computed_ns = called = time.perf_counter_ns()
         self._links.barrier(b"rows")

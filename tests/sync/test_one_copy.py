@@ -21,6 +21,7 @@ from subjects import make_run
 from test_strategies import LIMIT_S, same_bits, trial_of
 from thorough import thorough_after
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from minitrain.check.check import examine
 from minitrain.check.trial import run_ranks
@@ -236,6 +237,24 @@ def test_what_it_cannot_do_is_refused_in_a_line() -> None:
     assert all(found.startswith(line) for found in launch(refused, 2, 1, False))
     for found in launch(refused, 2, 2, True):
         assert found.startswith("shared memory: rank 1 is on another host than rank 0")
+
+
+def test_several_gradients_in_one_pass_are_refused() -> None:
+    def backward(**how: Any) -> None:
+        sync.begin()
+        with sync.micro_step(0, True):
+            one = checkpoint(model, torch.ones(2, requires_grad=True), **how)
+            checkpoint(model, one, **how).sum().backward()
+        sync.reduce()
+
+    model = nn.Linear(2, 2)
+    with distributed():
+        sync = OneCopy(model, Defaults())
+        backward(use_reentrant=False)
+        model.zero_grad()
+        line = refusal(backward, use_reentrant=True)
+        assert re.match(r"train.sync = 'one_copy': parameter \w+ gets several", line)
+        sync.close()
 
 
 def saves_until_killed(folder: Path, steps: int, after_s: float) -> list[Any]:
