@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, count
 from typing import Any, ClassVar
 
 import torch
@@ -54,10 +54,15 @@ class OneCopy(Flat):
         *starts, size = accumulate(sizes, initial=0)
         places = dict(zip(named, starts, strict=True))
         limit = group_timeout_s(self.group)
-        self._links, memory = meet(self.group, size * (1 + self.world_size), limit)
+        # behind the rows a byte for each parameter: how often it was added up
+        end = size * (1 + self.world_size)
+        self._links, memory = meet(self.group, end + len(trained), limit)
+        self._memory, self._counts = memory, dict(zip(trained, count(end)))
 
         def view(name: str, line: int) -> Tensor:
             like, place = named[name], line * size + places[name]
+            if not like.numel():
+                return torch.empty_like(like)
             # a storage of its own: torch.save writes whole storages
             flat = torch.frombuffer(
                 memory, dtype=like.dtype, count=like.numel(), offset=place
@@ -118,19 +123,23 @@ class OneCopy(Flat):
         # what had its last gradient in an earlier micro-step
         for name in [n for n in self._trained if n not in self._written]:
             self._write(name)
+        for name in self._terms:
+            self._memory[self._counts[name]] = 0
         self.trace.computed_ns = called = time.perf_counter_ns()
         self._links.barrier(b"rows")
         for name in self._own:
             terms = [*self._terms[name]]
             terms[self.rank] = self._gradient(name)
             tree_sum(terms, out=self._sums[name])
+            self._memory[self._counts[name]] += 1
         self._links.barrier(b"sums")
         for name, parameter in self._trained.items():
             parameter.grad = self._sums[name]
         done = time.perf_counter_ns()
         for names in self.buckets():
-            size = num_bytes(self._trained[name] for name in names)
-            self.trace.events.append(BucketEvent(tuple(names), size, called, done))
+            added = [n for n in names for _ in range(self._memory[self._counts[n]])]
+            size = num_bytes(self._trained[name] for name in added)
+            self.trace.events.append(BucketEvent(tuple(added), size, called, done))
 
     def agree_on_overflow(self, found: Tensor) -> None:
         dist.all_reduce(found, dist.ReduceOp.MAX, group=self.group)

@@ -102,9 +102,18 @@ def a_foreign_share_is_stepped(worker: Worker) -> None:
         worker.optimizer.param_groups[0]["params"] = list(parameters)
 
 
+def a_sum_is_left_out(worker: Worker) -> None:
+    sync: Any = worker.sync
+    sync._own.pop()
+
+
 @pytest.mark.parametrize(
     ("fault", "rung"),
-    [(a_row_is_lost, "replay_gradients"), (a_foreign_share_is_stepped, "replay")],
+    [
+        (a_row_is_lost, "replay_gradients"),
+        (a_foreign_share_is_stepped, "replay"),
+        (a_sum_is_left_out, "reduced_once"),
+    ],
 )
 def test_fault_is_caught(fault: Callable[[Worker], None], rung: str) -> None:
     ladder = examine(trial_of("one_copy", steps=2), 2, fault, timeout_s=LIMIT_S)
