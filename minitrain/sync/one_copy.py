@@ -12,12 +12,12 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from itertools import accumulate, count
+from itertools import accumulate, count, pairwise
 from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from minitrain.comm.shared_memory import ALIGNMENT
 from minitrain.comm.sockets import meet
@@ -48,6 +48,7 @@ class OneCopy(Flat):
                 f"train.sync = 'one_copy': {len(trained)} trained parameters for "
                 f"{self.world_size} processes: must be at least one for each"
             )
+        _refuse_aliases(self.model)
         owners = _owners(trained, self.world_size)
         self._own = [name for name in trained if owners[name] == self.rank]
         sizes = (-(-p.nbytes // ALIGNMENT) * ALIGNMENT for p in named.values())
@@ -203,6 +204,19 @@ class OneCopy(Flat):
     @staticmethod
     def reference(gradients: Sequence[Tensor]) -> Tensor:
         return tree_sum(gradients)
+
+
+def _refuse_aliases(model: nn.Module) -> None:
+    # what moves to another memory no longer changes with what stays
+    named = dict(model.named_parameters())
+    tensors = [*model.named_buffers(), *named.items()]
+    spans = [(t.data_ptr(), t.data_ptr() + t.nbytes, n) for n, t in tensors if t.nbytes]
+    for (_, end, name), (start, _, other) in pairwise(sorted(spans)):
+        if start < end and {name, other} & named.keys():
+            raise UserError(
+                f"train.sync = 'one_copy': {name} and {other} share memory: they must "
+                "be one Parameter, or tensors of their own; else use shm"
+            )
 
 
 def _owners(parameters: Mapping[str, Tensor], world_size: int) -> dict[str, int]:

@@ -248,6 +248,26 @@ def test_what_it_cannot_do_is_refused_in_a_line() -> None:
         assert found.startswith("shared memory: rank 1 is on another host than rank 0")
 
 
+def test_parameters_that_lie_side_by_side_or_are_empty_or_tied() -> None:
+    both, model = torch.ones(2, 3), nn.Module()
+    model.a, model.b, model.none = map(nn.Parameter, (*both, torch.ones(0, 2)))
+    model.tied = model.a
+    with distributed():
+        for part in (both[1, 1:], both):
+            model.register_buffer("view", part)
+            line = refusal(OneCopy, model, Defaults())
+            assert re.match("train.sync = .one_copy.: .*view.* share memory", line)
+            del model.view
+        sync = OneCopy(model, Defaults())
+        sync.begin()
+        with sync.micro_step(0, True):
+            sum(p.sum() for p in model.parameters()).backward()
+        sync.reduce()
+        assert [p.grad.numel() for p in model.parameters()] == [3, 3, 0]
+        assert model.tied is model.a
+        sync.close()
+
+
 def test_several_gradients_in_one_pass_are_refused() -> None:
     def backward(**how: Any) -> None:
         sync.begin()
