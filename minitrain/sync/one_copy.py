@@ -83,6 +83,7 @@ class OneCopy(Flat):
         self._links.barrier(b"start")
         self._is_last = False
         self._written: set[str] = set()
+        self._agreed: Traffic = {}
         # a parameter keeps its hook where no garbage collector sees it
         alive = weakref.proxy(self)
         self._hooks = [
@@ -95,6 +96,7 @@ class OneCopy(Flat):
     def begin(self) -> None:
         super().begin()
         self._is_last = False
+        self._agreed = {}
         self._written.clear()
 
     def micro_step(self, shard: int, is_last: bool) -> AbstractContextManager[None]:
@@ -143,6 +145,7 @@ class OneCopy(Flat):
             self.trace.events.append(BucketEvent(tuple(added), size, called, done))
 
     def agree_on_overflow(self, found: Tensor) -> None:
+        self._agreed = {"all_reduce": (1, found.nbytes)}
         dist.all_reduce(found, dist.ReduceOp.MAX, group=self.group)
 
     def optimizer(
@@ -194,7 +197,7 @@ class OneCopy(Flat):
         optimizer.load_state_dict({"state": own, "param_groups": groups})
 
     def traffic(self) -> Traffic:
-        return {}
+        return self._agreed
 
     def close(self) -> None:
         for hook in self._hooks:
