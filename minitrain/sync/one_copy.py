@@ -142,7 +142,8 @@ class OneCopy(Flat):
         for names in self.buckets():
             added = [n for n in names for _ in range(self._memory[self._counts[n]])]
             size = num_bytes(self._trained[name] for name in added)
-            self.trace.events.append(BucketEvent(tuple(added), size, called, done))
+            if added:
+                self.trace.events.append(BucketEvent(tuple(added), size, called, done))
 
     def agree_on_overflow(self, found: Tensor) -> None:
         self._agreed = {"all_reduce": (1, found.nbytes)}

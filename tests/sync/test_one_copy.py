@@ -249,7 +249,8 @@ def test_what_it_cannot_do_is_refused_in_a_line() -> None:
 
 
 def test_parameters_that_lie_side_by_side_or_are_empty_or_tied() -> None:
-    both, model = torch.ones(2, 3), nn.Module()
+    both = torch.ones(2, 3)
+    model: Any = nn.Module()
     model.a, model.b, model.none = map(nn.Parameter, (*both, torch.ones(0, 2)))
     model.tied = model.a
     with distributed():
@@ -261,7 +262,8 @@ def test_parameters_that_lie_side_by_side_or_are_empty_or_tied() -> None:
         sync = OneCopy(model, Defaults())
         sync.begin()
         with sync.micro_step(0, True):
-            sum(p.sum() for p in model.parameters()).backward()
+            loss: Any = sum(p.sum() for p in model.parameters())
+            loss.backward()
         sync.reduce()
         assert [p.grad.numel() for p in model.parameters()] == [3, 3, 0]
         assert model.tied is model.a
