@@ -22,6 +22,7 @@ class CheckVerdict(StrEnum):
 
 
 ALONE = "single rank: nothing to compare"
+ONE_MEMORY = "the ranks share one memory: nothing to compare"
 ITSELF = "this run is the one process"
 ONE = "one_process"
 VERDICTS: tuple[RunVerdict, ...] = get_args(RunVerdict)
@@ -68,7 +69,7 @@ def verdict_of(rungs: Mapping[str, Mapping[str, Any]]) -> tuple[RunVerdict, str]
         if mean.get("verdict") == "not run" and mean.get("max_abs_diff") is not None:
             line = f"{MEAN}: {mean['detail']}; {line}"
         return "breach", line
-    alone = rungs.get("ranks", {}).get("detail") == ALONE
+    alone = rungs.get("ranks", {}).get("detail") in (ALONE, ONE_MEMORY)
     bits = alone or verdicts.get("ranks") == "equal"
     bits = bits and all(verdicts.get(name) == "equal" for name in BITS)
     bits = bits and fine.issuperset(MEANING)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from minitrain.analysis.verdicts import FINE, CheckVerdict
+from minitrain.analysis.verdicts import FINE, ONE_MEMORY, CheckVerdict
 from minitrain.proof.bits import (
     Rung,
     bits_rung,
@@ -79,7 +79,8 @@ def own_rungs(
         given = count, _bucket_sizes(run), next(types, torch.float32)
         rungs["reference"] = reference_rung(config.sync, *given)
     rungs["unwatched"] = unwatched_rung(run.rows)
-    rungs["ranks"] = ranks_rung(run.states)
+    shared = config.sync.guarantees.shares_parameters and len(run.states) > 1
+    rungs["ranks"] = not_run(ONE_MEMORY) if shared else ranks_rung(run.states)
     if replay is None:
         rungs["replay"] = not_run("a replay cannot run on the device of this run")
     else:

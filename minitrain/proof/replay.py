@@ -73,6 +73,7 @@ def replay(
     for step in progress(range(config.steps), show, show=bool(show)):
         # each shard starts from the same buffers
         start, gradients, after = copy_buffers(model), [], []
+        recorder.begin(step)
         for batches, stream, result in zip(shards, streams, results, strict=True):
             load_buffers(model, start)
             with stream:

@@ -45,8 +45,9 @@ class Guarantees:
     ``own_buffers``: after a step each rank has those of its own samples.
     ``waits_within``: a rank may wait for others before its last gradient is there, so
     that the time until then is not its own. ``on_one_host``: all ranks must be.
-    ``on_cpu``: they compute there, so nccl is of no use. ``fp16``: why float16 with a
-    scaled loss cannot be had, else empty.
+    ``on_cpu``: they compute there, so nccl is of no use. ``shares_parameters``: all
+    have the same memory, so comparing theirs shows nothing. ``fp16``: why float16 with
+    a scaled loss cannot be had, else empty.
     """
 
     promises: frozenset[Promise] = EXACT
@@ -59,6 +60,7 @@ class Guarantees:
     waits_within: bool = False
     on_one_host: bool = False
     on_cpu: bool = False
+    shares_parameters: bool = False
     fp16: str = ""
 
     @property
@@ -122,6 +124,8 @@ GUARANTEES: dict[str, Guarantees] = {
     "invariant": TREE,
     "shm": replace(DDP, adds_in="tree", on_one_host=True, on_cpu=True),
     "invariant_shm": replace(TREE, on_one_host=True, on_cpu=True),
-    "one_copy": Guarantees(adds_in="tree", on_one_host=True, on_cpu=True),
+    "one_copy": Guarantees(
+        adds_in="tree", on_one_host=True, on_cpu=True, shares_parameters=True
+    ),
     "hierarchical": replace(DDP, adds_in="hosts", waits_within=True, on_cpu=True),
 }

@@ -12,12 +12,12 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, count, pairwise
 from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from minitrain.comm.shared_memory import ALIGNMENT
 from minitrain.comm.sockets import meet
@@ -48,16 +48,22 @@ class OneCopy(Flat):
                 f"train.sync = 'one_copy': {len(trained)} trained parameters for "
                 f"{self.world_size} processes: must be at least one for each"
             )
+        _refuse_aliases(self.model)
         owners = _owners(trained, self.world_size)
         self._own = [name for name in trained if owners[name] == self.rank]
         sizes = (-(-p.nbytes // ALIGNMENT) * ALIGNMENT for p in named.values())
         *starts, size = accumulate(sizes, initial=0)
         places = dict(zip(named, starts, strict=True))
         limit = group_timeout_s(self.group)
-        self._links, memory = meet(self.group, size * (1 + self.world_size), limit)
+        # behind the rows a byte for each parameter: how often it was added up
+        end = size * (1 + self.world_size)
+        self._links, memory = meet(self.group, end + len(trained), limit)
+        self._memory, self._counts = memory, dict(zip(trained, count(end)))
 
         def view(name: str, line: int) -> Tensor:
             like, place = named[name], line * size + places[name]
+            if not like.numel():
+                return torch.empty_like(like)
             # a storage of its own: torch.save writes whole storages
             flat = torch.frombuffer(
                 memory, dtype=like.dtype, count=like.numel(), offset=place
@@ -77,6 +83,7 @@ class OneCopy(Flat):
         self._links.barrier(b"start")
         self._is_last = False
         self._written: set[str] = set()
+        self._agreed: Traffic = {}
         # a parameter keeps its hook where no garbage collector sees it
         alive = weakref.proxy(self)
         self._hooks = [
@@ -89,6 +96,7 @@ class OneCopy(Flat):
     def begin(self) -> None:
         super().begin()
         self._is_last = False
+        self._agreed = {}
         self._written.clear()
 
     def micro_step(self, shard: int, is_last: bool) -> AbstractContextManager[None]:
@@ -97,6 +105,11 @@ class OneCopy(Flat):
 
     def _on_gradient(self, name: str, parameter: Tensor) -> None:
         # while it is in cache, and before there are others of its size
+        if self._is_last and name in self._written:
+            raise UserError(
+                f"train.sync = 'one_copy': parameter {name} gets several gradients in "
+                "one pass (reentrant checkpointing?); use flat or shm"
+            )
         if self._is_last:
             self._write(name)
 
@@ -111,23 +124,29 @@ class OneCopy(Flat):
     def reduce(self) -> None:
         self._is_last = False
         # what had its last gradient in an earlier micro-step
-        for name in self._trained.keys() - self._written:
+        for name in [n for n in self._trained if n not in self._written]:
             self._write(name)
+        for name in self._terms:
+            self._memory[self._counts[name]] = 0
         self.trace.computed_ns = called = time.perf_counter_ns()
         self._links.barrier(b"rows")
         for name in self._own:
             terms = [*self._terms[name]]
             terms[self.rank] = self._gradient(name)
             tree_sum(terms, out=self._sums[name])
+            self._memory[self._counts[name]] += 1
         self._links.barrier(b"sums")
         for name, parameter in self._trained.items():
             parameter.grad = self._sums[name]
         done = time.perf_counter_ns()
         for names in self.buckets():
-            size = num_bytes(self._trained[name] for name in names)
-            self.trace.events.append(BucketEvent(tuple(names), size, called, done))
+            added = [n for n in names for _ in range(self._memory[self._counts[n]])]
+            size = num_bytes(self._trained[name] for name in added)
+            if added:
+                self.trace.events.append(BucketEvent(tuple(added), size, called, done))
 
     def agree_on_overflow(self, found: Tensor) -> None:
+        self._agreed = {"all_reduce": (1, found.nbytes)}
         dist.all_reduce(found, dist.ReduceOp.MAX, group=self.group)
 
     def optimizer(
@@ -179,7 +198,7 @@ class OneCopy(Flat):
         optimizer.load_state_dict({"state": own, "param_groups": groups})
 
     def traffic(self) -> Traffic:
-        return {}
+        return self._agreed
 
     def close(self) -> None:
         for hook in self._hooks:
@@ -189,6 +208,19 @@ class OneCopy(Flat):
     @staticmethod
     def reference(gradients: Sequence[Tensor]) -> Tensor:
         return tree_sum(gradients)
+
+
+def _refuse_aliases(model: nn.Module) -> None:
+    # what moves to another memory no longer changes with what stays
+    named = dict(model.named_parameters())
+    tensors = [*model.named_buffers(), *named.items()]
+    spans = [(t.data_ptr(), t.data_ptr() + t.nbytes, n) for n, t in tensors if t.nbytes]
+    for (_, end, name), (start, _, other) in pairwise(sorted(spans)):
+        if start < end and {name, other} & named.keys():
+            raise UserError(
+                f"train.sync = 'one_copy': {name} and {other} share memory: they must "
+                "be one Parameter, or tensors of their own; else use shm"
+            )
 
 
 def _owners(parameters: Mapping[str, Tensor], world_size: int) -> dict[str, int]:

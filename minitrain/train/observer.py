@@ -145,6 +145,7 @@ class StepObserver(Observer):
         if self._was_interrupted:
             self.clock.restart()
         self.place.mark(step, "data")
+        self.recorder.begin(step)
         if step in self.recorder.sampled_steps:
             moments = self.worker.sync.moments(self.worker.optimizer)
             self.recorder.start(step, moments)

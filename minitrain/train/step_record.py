@@ -103,6 +103,11 @@ class StepRecord:
         self._layout = kept["layout"]
         self._before_first = None
 
+    def begin(self, step: int) -> None:
+        """Keep the parameters that the step ``keep`` starts from."""
+        if step == self._keep:
+            self.values["before"] = whole_copies(dict(self._model.named_parameters()))
+
     def start(self, step: int, moments: Tensors) -> None:
         """Keep what a sampled step starts from; ``moments`` are the optimizer's."""
         self._sample(step, "before", self._model.state_dict())
@@ -151,7 +156,6 @@ class StepRecord:
             self._sample(step, "gradients", gradients)
         if step == self._keep:
             self.values["gradients"] = whole_copies(gradients)
-            self.values["before"] = whole_copies(dict(self._model.named_parameters()))
 
     def own_gradients(self, step: int, gradients: Sequence[Tensors]) -> None:
         """Keep what each shard adds to the sum, in a replay."""

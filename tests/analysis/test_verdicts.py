@@ -11,6 +11,7 @@ from minitrain.analysis.verdicts import (
     MEAN,
     MEAN_IN_EVAL,
     MEANING,
+    ONE_MEMORY,
     WITNESS_DATA,
     verdict_of,
 )
@@ -98,7 +99,8 @@ def test_known_cause_is_the_first_line_of_a_breach() -> None:
 
 
 def test_ranks_and_bits_may_be_missing() -> None:
-    assert verdict_of(proven() | {"ranks": rung("not run", ALONE)})[0] == "proven"
+    for why in (ALONE, ONE_MEMORY):
+        assert verdict_of(proven() | {"ranks": rung("not run", why)})[0] == "proven"
     assert verdict_of(proven() | {"ranks": rung("not run", "")})[0] == "undecided"
     none = "no bit-exact replay and no independent check"
     assert verdict_of({}) == ("undecided", none)

@@ -22,10 +22,12 @@ UNCOUNTED = ("powersgd",)
 
 
 def counted_and_expected(
-    name: str, shards: Path, redundant: bool = False
+    name: str, shards: Path, redundant: bool = False, precision: str = "float32"
 ) -> tuple[Traffic, Traffic]:
     model = tiny_params().model.model_copy(update={"n_layer": 2})
-    params = tiny_params(sync=name).model_copy(update={"model": model})
+    params = tiny_params(sync=name, precision=precision).model_copy(
+        update={"model": model}
+    )
     if redundant:
         step = torch.optim.AdamW.step
 
@@ -55,6 +57,12 @@ def test_counted_is_expected(name: str, world_size: int, shards: Path) -> None:
         silent = ("shm", "invariant_shm", "one_copy", "hierarchical")
         if name not in silent and world_size > 1:
             assert sum(size for _, size in counted.values()) > 0
+
+
+def test_agreement_on_an_overflow_is_expected(shards: Path) -> None:
+    given = "one_copy", shards, False, "fp16"
+    for counted, expected in launch(counted_and_expected, 2, *given):
+        assert counted == expected == {"all_reduce": (1, 4)}
 
 
 def counted_on_two_hosts(shards: Path) -> tuple[Traffic, Traffic]:

@@ -21,6 +21,7 @@ from subjects import make_run
 from test_strategies import LIMIT_S, same_bits, trial_of
 from thorough import thorough_after
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from minitrain.check.check import examine
 from minitrain.check.trial import run_ranks
@@ -101,13 +102,35 @@ def a_foreign_share_is_stepped(worker: Worker) -> None:
         worker.optimizer.param_groups[0]["params"] = list(parameters)
 
 
+def a_sum_is_left_out(worker: Worker) -> None:
+    sync: Any = worker.sync
+    sync._own.pop()
+
+
 @pytest.mark.parametrize(
     ("fault", "rung"),
-    [(a_row_is_lost, "replay_gradients"), (a_foreign_share_is_stepped, "replay")],
+    [
+        (a_row_is_lost, "replay_gradients"),
+        (a_foreign_share_is_stepped, "replay"),
+        (a_sum_is_left_out, "reduced_once"),
+    ],
 )
 def test_fault_is_caught(fault: Callable[[Worker], None], rung: str) -> None:
     ladder = examine(trial_of("one_copy", steps=2), 2, fault, timeout_s=LIMIT_S)
     assert rung in ladder.breaches, str(ladder)
+
+
+def counts_double(worker: Worker) -> None:
+    """Rank 1 does, and is late to look at what the other may step."""
+    recorder, weighted = worker.observer.recorder, worker.weighted  # type: ignore
+    if worker.rank == 1:
+        worker.weighted = lambda *given: 2 * weighted(*given)  # type: ignore
+        recorder.gradients = late(recorder.gradients)
+
+
+def test_cause_is_found_though_the_other_rank_steps_first() -> None:
+    ladder = examine(trial_of("one_copy"), 2, counts_double, timeout_s=LIMIT_S)
+    assert "the ranks count otherwise" in str(ladder.divergence)
 
 
 def goes_on_from_the_other(precision: str) -> list[bool]:
@@ -223,6 +246,46 @@ def test_what_it_cannot_do_is_refused_in_a_line() -> None:
     assert all(found.startswith(line) for found in launch(refused, 2, 1, False))
     for found in launch(refused, 2, 2, True):
         assert found.startswith("shared memory: rank 1 is on another host than rank 0")
+
+
+def test_parameters_that_lie_side_by_side_or_are_empty_or_tied() -> None:
+    both = torch.ones(2, 3)
+    model: Any = nn.Module()
+    model.a, model.b, model.none = map(nn.Parameter, (*both, torch.ones(0, 2)))
+    model.tied = model.a
+    with distributed():
+        for part in (both[1, 1:], both):
+            model.register_buffer("view", part)
+            line = refusal(OneCopy, model, Defaults())
+            assert re.match("train.sync = .one_copy.: .*view.* share memory", line)
+            del model.view
+        sync = OneCopy(model, Defaults())
+        sync.begin()
+        with sync.micro_step(0, True):
+            loss: Any = sum(p.sum() for p in model.parameters())
+            loss.backward()
+        sync.reduce()
+        assert [p.grad.numel() for p in model.parameters()] == [3, 3, 0]
+        assert model.tied is model.a
+        sync.close()
+
+
+def test_several_gradients_in_one_pass_are_refused() -> None:
+    def backward(**how: Any) -> None:
+        sync.begin()
+        with sync.micro_step(0, True):
+            one = checkpoint(model, torch.ones(2, requires_grad=True), **how)
+            checkpoint(model, one, **how).sum().backward()
+        sync.reduce()
+
+    model = nn.Linear(2, 2)
+    with distributed():
+        sync = OneCopy(model, Defaults())
+        backward(use_reentrant=False)
+        model.zero_grad()
+        line = refusal(backward, use_reentrant=True)
+        assert re.match(r"train.sync = 'one_copy': parameter \w+ gets several", line)
+        sync.close()
 
 
 def saves_until_killed(folder: Path, steps: int, after_s: float) -> list[Any]:
