@@ -167,8 +167,7 @@ def _more(mine: Sequence[OfRank], other: Sequence[OfRank]) -> list[str]:
     recorded = [{key for one in ranks for key in one.steps} for ranks in (mine, other)]
     steps = {step - first for _, step in recorded[0] - recorded[1]}
     # a resumed run is thinned out by steps of its own
-    dense = (step for step in steps if spacing(step, every) == every)
-    if due := sorted(s for s in dense if s < FIRST_STEPS or s % every == 0):
+    if due := sorted(s for s in steps if s < FIRST_STEPS or s % spacing(s, every) == 0):
         return [f"step {step + first}" for step in due]
     # of each optimizer, the most that a rank has
     counts, others = _ends(mine), _ends(other)
