@@ -44,8 +44,8 @@ class Cause(Enum):
         "nearest to step {step} of the other run"
     )
     PASSED_OVER = (
-        "another checkpoint, or {side} resumes the other run between recorded steps, "
-        "{first} and {last} (every=1 tells)"
+        "another checkpoint, or {side} resumes the other run between its recorded "
+        "steps {first} and {last} (record with every=1 to decide)"
     )
     OTHER_START = "other weights before the step"
     NOT_BROADCAST = "{ranks} starts from other weights: rank 0's were not broadcast"
@@ -73,8 +73,8 @@ class Cause(Enum):
     SCHEDULER_LOST = "the learning rate scheduler was not restored"
     SCALER_LOST = "the loss scale (GradScaler) was not restored"
     NO_STEP = (
-        "passes before the first step made none: the loss scale (GradScaler) was not "
-        "restored, or they were no training; else the position in the data was not"
+        "forward passes came before the first step: the loss scale (GradScaler) or the "
+        "position in the data was not restored"
     )
     RANDOM_LOST = "the random state of {ranks} was not restored"
     BUFFERS_LOST = "the model's buffers (running means?) were not restored"

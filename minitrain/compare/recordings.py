@@ -100,10 +100,9 @@ def compare_recordings(
     only = only_in(ours, theirs), only_in(theirs, ours)
     model = models_unlike(header(ours), header(theirs))
     start_at = start_unlike(ours, theirs, steps[0])
+    # steps of a run that may start elsewhere decide nothing
     is_open = start_at is not None and not start_at.sure
-    if is_open:
-        # of a run that may start elsewhere, its steps decide nothing
-        steps = [replace(step, mark="?", first=None) for step in steps]
+    steps = [replace(s, mark="?", first=None) if is_open else s for s in steps]
     found = [one for one in (model, start_at, *(s.first for s in steps)) if one]
     sure = next((one for one in found if one.sure), None)
     doubt = next((one for one in found if not one.sure), None)
@@ -140,8 +139,8 @@ def _nothing_in_common(a: Path, b: Path, resumed: Resumed | None) -> UserError:
         return UserError(f"{a}: has no recorded step in common with {b}")
     late, straight = (b, a) if resumed.side == "B" else (a, b)
     one = next(iter(resumed.whole.ranks.values()))
-    last = max((step for number, step in one.steps if number == 0), default=-1)
-    last = max(last, one.end["steps"].get("0", 0) - 1) if one.end else last
+    counts = [step + 1 for number, step in one.steps if number == 0]
+    last = max([*counts, (one.end or {"steps": {}})["steps"].get("0", 0)]) - 1
     if resumed.step > last:
         return UserError(
             f"{late}: starts at step {resumed.step} of {straight}, which ends after "

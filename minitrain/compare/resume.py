@@ -54,8 +54,15 @@ def resumed_in(a: Recording, b: Recording, start: int | None = None) -> Resumed 
     for side, late, straight in (("B", b, a), ("A", a, b)):
         if start is not None:
             return _aligned(late, straight, side, start)
-        if step := _start_in(late, straight):
-            return _aligned(late, straight, side, step)
+        steps = _starts_in(late, straight, 0)
+        if steps[1:] and steps[0]:
+            raise UserError(
+                f"{late.folder}: starts with the parameters of several steps of "
+                f"{straight.folder}, {steps[0]} to {steps[-1]}; minitrain verify "
+                f"{straight.folder} {late.folder} --from STEP names one"
+            )
+        if steps and steps[0]:
+            return _aligned(late, straight, side, steps[0])
     return None
 
 
@@ -63,8 +70,7 @@ def nearest_in(a: Recording, b: Recording) -> tuple[str, int] | None:
     """Return which recording starts near the other one at a later step, and the step;
     None where neither is nearer to it than half of the way that led there.
     """
-    for side, late, straight in _both_ways(a, b):
-        gaps = [_way(row, late) for row in straight]
+    for side, straight, gaps in _both_ways(a, b):
         gap, row = min(zip(gaps, straight, strict=True), key=itemgetter(0))
         if 2 * gap < _way(row, straight[0]):
             return side, row["step"]
@@ -75,8 +81,7 @@ def between_in(a: Recording, b: Recording) -> tuple[str, int, int] | None:
     """Return which recording may start between two recorded steps of the other one, and
     these: it is at neither, and not far from the way between them.
     """
-    for side, late, straight in _both_ways(a, b):
-        gaps = [_way(row, late) for row in straight]
+    for side, straight, gaps in _both_ways(a, b):
         found = []
         for (near, one), (far, two) in pairwise(zip(gaps, straight, strict=True)):
             way, count = _way(one, two), two["step"] - one["step"]
@@ -93,24 +98,24 @@ def _way(a: Row, b: Row) -> float:
     return math.hypot(*(apart(ours[n], theirs[n]) for n in common(ours, theirs)))
 
 
-def _both_ways(a: Recording, b: Recording) -> Iterator[tuple[str, Row, Sequence[Row]]]:
-    # the first step of one run, and the steps and the end of the other
+def _both_ways(
+    a: Recording, b: Recording
+) -> Iterator[tuple[str, Sequence[Row], list[float]]]:
+    # the steps of one run and its end, and how far the first step of the other is
     for side, late, straight in (("B", b, a), ("A", a, b)):
         first = late.ranks[min(late.ranks)].steps.get((0, 0))
         one = straight.ranks[min(straight.ranks)]
         rows = [row for (number, _), row in one.steps.items() if number == 0]
         end = one.end or {}
-        if rows and "parameters" in end:
-            rows += [
-                {**end, "step": max(end["steps"].get("0", 0) - 1, rows[-1]["step"])}
-            ]
         if first and (0, 0) in one.steps:
-            yield side, first, rows
+            last = max(end.get("steps", {}).get("0", 0) - 1, rows[-1]["step"])
+            rows += [{**end, "step": last}] if "parameters" in end else []
+            yield side, rows, [_way(row, first) for row in rows]
 
 
-def _start_in(late: Recording, straight: Recording, number: int = 0) -> int | None:
-    # the step with the parameters of the first one of an optimizer of ``late``; of
-    # several the one that is most like it in all else
+def _starts_in(late: Recording, straight: Recording, number: int) -> list[int]:
+    # the steps with the parameters of the first one of an optimizer of ``late``, those
+    # that are most like it in all else
     one = straight.ranks[min(straight.ranks)]
     first = late.ranks[min(late.ranks)].steps.get((number, 0))
     rows = {step: row for (of, step), row in one.steps.items() if of == number}
@@ -119,50 +124,41 @@ def _start_in(late: Recording, straight: Recording, number: int = 0) -> int | No
     if one.end:
         held += [(one.end["steps"].get(str(number), 0), hashes(one.end, "parameters"))]
     if not (first and first["before"]):
-        return None
-    begun, read = first["before"].items(), samples(rows_at(late, (number, 0)))
-    like = {
-        step: (
-            bool(read) and samples(rows_at(straight, (number, step))) == read,
-            *(
-                rows.get(step, {}).get(k) == first[k]
-                for k in ("moments", "random", "lr")
-            ),
-        )
-        for step, of in held
-        if begun <= of.items()
-    }
-    most = max(like.values(), default=None)
-    best = sorted(step for step, of in like.items() if of == most)
-    if len(best) > 1 and best[0] > 0:
-        raise UserError(
-            f"{late.folder}: starts with the parameters of several steps of "
-            f"{straight.folder}, {best[0]} to {best[-1]}; minitrain verify "
-            f"{straight.folder} {late.folder} --from STEP names one"
-        )
-    return best[0] if best else None
+        return []
+    read = samples(rows_at(late, (number, 0)))
+
+    def likeness(step: int) -> list[bool]:
+        row, ours = rows.get(step, {}), samples(rows_at(straight, (number, step)))
+        same = [row.get(key) == first[key] for key in ("moments", "random", "lr")]
+        return [bool(read) and ours == read, *same]
+
+    begun = first["before"].items()
+    like = {step: likeness(step) for step, of in held if begun <= of.items()}
+    most = max(like.values(), default=[])
+    return sorted(step for step, of in like.items() if of == most)
 
 
 def _aligned(late: Recording, straight: Recording, side: str, step: int) -> Resumed:
-    starts, others = {0: step}, dict[int, int]()
+    # as many as each optimizer made before; exact if every step was recorded
+    before = takewhile((0, step).__ne__, keys_of(straight))
+    counts = {number: last + 1 for number, last in before}
+    starts = {0: step}
     for number in {number for number, _ in keys_of(late)} - {0}:
-        start = _start_in(late, straight, number)
-        if start is None:
+        steps = _starts_in(late, straight, number)
+        if not steps:
             raise UserError(
                 f"{late.folder}: optimizer {number} starts with the parameters of no "
                 f"recorded step of {straight.folder}; record with every=1"
             )
-        starts[number] = start
-    # of optimizers that ``late`` lacks, what came before
-    for number, before in takewhile((0, step).__ne__, keys_of(straight)):
-        others[number] = before + 1
-    both = _from(straight, others | starts, {}), _from(late, {}, starts)
+        count = counts.get(number, 0)
+        starts[number] = min((abs(one - count), one) for one in steps)[1]
+    both = _from(straight, counts | starts, {}), _from(late, {}, starts)
     return Resumed(*(both if side == "B" else both[::-1]), side, starts, straight)
 
 
 def _from(recording: Recording, start: Starts, by: Starts) -> Recording:
     # from a step of each optimizer on, with steps that count so many more
-    ranks = {}
+    ranks, named = {}, {str(n): more for n, more in by.items()}
     for rank, one in recording.ranks.items():
         first = one.steps.get((0, start.get(0, 0)))
         steps = {
@@ -172,7 +168,7 @@ def _from(recording: Recording, start: Starts, by: Starts) -> Recording:
         }
         end = one.end
         if end is not None:
-            counts = {n: of + by.get(int(n), 0) for n, of in end["steps"].items()}
+            counts = {n: of + named.get(n, 0) for n, of in end["steps"].items()}
             end = {**end, "steps": counts}
         head = {**one.header, "start": first["before"] if first else {}, "first": by}
         ranks[rank] = replace(one, header=head, steps=steps, end=end)

@@ -21,7 +21,7 @@ from minitrain.core.regular import MOST_OF_RECORDING, require_regular
 
 VERSION = 3
 ATTEMPT = re.compile(r"attempt-(0|[1-9]\d*)")
-ONE = "name another folder, or remove that one"
+ADVICE = "name another folder, or remove that one"
 # what a damaged line raises; RecursionError: it is nested too deeply
 OF_DAMAGE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 Row = dict[str, Any]
@@ -82,9 +82,7 @@ def last_attempt(folder: Path) -> Path:
     }
     last = found[max(found)] if found else folder
     if found and ranks_in(folder):
-        raise UserError(
-            f"{folder}: has a recording, and another in {last.name}/; {ONE}"
-        )
+        raise UserError(f"{folder}: has a recording beside {last.name}/; {ADVICE}")
     return last
 
 
@@ -157,11 +155,7 @@ def _read_rank(folder: Path, rank: int) -> OfRank | None:
         key = (row["optimizer"], row["step"]) if kind == "step" else None
         if kind in ("alarm", "note"):
             alarms.append(row)
-        elif (
-            end is not None
-            or kind == "recording"
-            or (key is not None and key[1] <= last.get(key[0], -1))
-        ):
+        elif end or kind == "recording" or (key and key[1] <= last.get(key[0], -1)):
             misplaced = repr(kind) + (f" for step {key[1]}" if key else "")
             raise UserError(f"{path}: line {number}: damaged: no place for {misplaced}")
         elif key is None:
@@ -199,16 +193,16 @@ def line_of(row: Row) -> bytes:
 
 
 def refuse_second(folder: Path, rank: int) -> None:
-    """Raise UserError where ``rank`` has a recording in ``folder``, or the folder has
-    one with attempts where this is without, or the other way round.
+    """Raise UserError where ``rank`` has a recording in ``folder``, or where one with
+    attempts would stand beside one without.
     """
     if path_of_rank(folder, rank).exists():
-        raise UserError(f"{folder}: has a recording of rank {rank}; {ONE}")
+        raise UserError(f"{folder}: has a recording of rank {rank}; {ADVICE}")
     within, parent = ATTEMPT.fullmatch(folder.name), folder.parent
     if within and parent.is_dir() and ranks_in(parent):
-        raise UserError(f"{parent}: has a recording without attempts; {ONE}")
+        raise UserError(f"{parent}: has a recording without attempts; {ADVICE}")
     if (last := last_attempt(folder)) != folder:
-        raise UserError(f"{folder}: has a recording in {last.name}/; {ONE}")
+        raise UserError(f"{folder}: has a recording in {last.name}/; {ADVICE}")
 
 
 class Writer:

@@ -255,6 +255,14 @@ def test_each_optimizer_is_aligned_by_its_own_steps(tmp_path: Path) -> None:
         {0: 4, 1: 2},
     )
 
+    def lose_generator(row: dict[str, Any]) -> None:
+        if row["optimizer"]:
+            row["before"] = dict.fromkeys(row["before"], "0")
+
+    alter(tmp_path / "b", 0, lose_generator)
+    line = refusal(compare_recordings, tmp_path / "a", tmp_path / "b")
+    assert "optimizer 1 starts with the parameters of no recorded step of" in line
+
 
 @pytest.mark.parametrize(
     ("step", "line"),
