@@ -71,7 +71,8 @@ class Comparer:
         if first:
             cause, since = first.why, self.before.step if self.before else None
             if self.resumed and not self.over:
-                is_start = self.before is None and place.step == self.resumed.step
+                start = self.resumed.starts.get(place.optimizer)
+                is_start = self.before is None and place.step == start
                 cause = cause_of(self.resumed, place, first, is_start)
             sure = first.sure or cause.sure
             first = replace(first, why=cause, since=since, sure=sure)

@@ -24,7 +24,7 @@ from minitrain.compare.inputs_and_state import (
     settings_unlike,
     state_held,
 )
-from minitrain.compare.resume import nearest_in
+from minitrain.compare.resume import between_in, nearest_in
 from minitrain.core.errors import UserError
 from minitrain.recording.alarm import Row, in_ranks, lacks
 from minitrain.recording.format import OfRank, Recording, read_recording
@@ -97,7 +97,7 @@ def models_unlike(a: Row, b: Row) -> Difference | None:
 
 def start_unlike(a: Recording, b: Recording, first: StepCompared) -> Difference | None:
     """Return where the start weights differ by more than rounding: then so do the
-    parameters after the ``first`` step.
+    parameters after the ``first`` step. Not sure where one run may resume the other.
     """
     heads = [{rank: one.header for rank, one in r.ranks.items()} for r in (a, b)]
     start = RankPairs(heads[0], heads[1], (a.world_size, b.world_size))
@@ -113,10 +113,15 @@ def start_unlike(a: Recording, b: Recording, first: StepCompared) -> Difference 
     cause = why(Cause.SEED)
     if near := nearest_in(a, b):
         cause = why(Cause.CHECKPOINT, side=near[0], step=near[1])
+    between = None if named else between_in(a, b)
+    if between:
+        side, step, last = between
+        cause = why(Cause.PASSED_OVER, side=side, first=step, last=last)
     if named:
         cause = why(Cause.NOT_BROADCAST, ranks=named["ranks"])
     much = f"{len(names)} of {len(start.first[0]['start'])} tensors are unlike"
-    return Difference(START, What.START, cause, much, tensor=names[0], **named)
+    sure = between is None
+    return Difference(START, What.START, cause, much, names[0], sure=sure, **named)
 
 
 def _unlike_names(a: Mapping[str, str], b: Mapping[str, str]) -> list[str]:
@@ -163,13 +168,13 @@ def only_in(mine: Recording, other: Recording) -> list[str]:
 
 def _more(mine: Sequence[OfRank], other: Sequence[OfRank]) -> list[str]:
     # what these ranks did, and the others should have done as well
-    every, first = other[0].header["every"], other[0].header.get("first", 0)
+    every, first = other[0].header["every"], other[0].header.get("first", {})
     recorded = [{key for one in ranks for key in one.steps} for ranks in (mine, other)]
-    steps = {step - first for _, step in recorded[0] - recorded[1]}
     # a resumed run is thinned out by steps of its own
-    dense = (step for step in steps if spacing(step, every) == every)
-    if due := sorted(s for s in dense if s < FIRST_STEPS or s % every == 0):
-        return [f"step {step + first}" for step in due]
+    steps = {(step, step - first.get(n, 0)) for n, step in recorded[0] - recorded[1]}
+    due = {s for s, own in steps if own < FIRST_STEPS or own % spacing(own, every) == 0}
+    if due:
+        return [f"step {step}" for step in sorted(due)]
     # of each optimizer, the most that a rank has
     counts, others = _ends(mine), _ends(other)
     return [

@@ -43,6 +43,10 @@ class Cause(Enum):
         "another checkpoint (kept in 16 bits?), of no recorded step; {side} starts "
         "nearest to step {step} of the other run"
     )
+    PASSED_OVER = (
+        "another checkpoint, or {side} resumes the other run between its recorded "
+        "steps {first} and {last} (record with every=1 to decide)"
+    )
     OTHER_START = "other weights before the step"
     NOT_BROADCAST = "{ranks} starts from other weights: rank 0's were not broadcast"
 
@@ -68,6 +72,10 @@ class Cause(Enum):
     OPTIMIZER_LOST = "the optimizer's state was not restored"
     SCHEDULER_LOST = "the learning rate scheduler was not restored"
     SCALER_LOST = "the loss scale (GradScaler) was not restored"
+    NO_STEP = (
+        "forward passes came before the first step: the loss scale (GradScaler) or the "
+        "position in the data was not restored"
+    )
     RANDOM_LOST = "the random state of {ranks} was not restored"
     BUFFERS_LOST = "the model's buffers (running means?) were not restored"
     ALSO_LOST = "{tensor} was not restored"

@@ -174,8 +174,11 @@ def share_apart(a: Row | None, b: Row | None) -> float:
     # a count, or a flag, has no norm
     if not (a and b and "norm" in a and "norm" in b):
         return math.inf
+    gap = apart(a, b)
+    if math.isinf(gap):
+        return gap
     # other bits, if only that a zero is negative
-    return max(ratio(apart(a, b), max(a["norm"], b["norm"])), math.ulp(0.0))
+    return max(ratio(gap, max(a["norm"], b["norm"])), math.ulp(0.0))
 
 
 def rest_is_equal(place: StepPair) -> bool:

@@ -98,11 +98,12 @@ def compare_recordings(
     unseen = unseen_in(ours, theirs, places)
     broken = [*broken_in("A", ours, theirs), *broken_in("B", theirs, ours)]
     only = only_in(ours, theirs), only_in(theirs, ours)
-    whole = (
-        models_unlike(header(ours), header(theirs)),
-        start_unlike(ours, theirs, steps[0]),
-    )
-    found = [one for one in (*whole, *(step.first for step in steps)) if one]
+    model = models_unlike(header(ours), header(theirs))
+    start_at = start_unlike(ours, theirs, steps[0])
+    # steps of a run that may start elsewhere decide nothing
+    is_open = start_at is not None and not start_at.sure
+    steps = [replace(s, mark="?", first=None) if is_open else s for s in steps]
+    found = [one for one in (model, start_at, *(s.first for s in steps)) if one]
     sure = next((one for one in found if one.sure), None)
     doubt = next((one for one in found if not one.sure), None)
     if doubt and (unseen or resumed or broken):
@@ -111,7 +112,7 @@ def compare_recordings(
     equal = ours.world_size == theirs.world_size and {s.mark for s in steps} == {"="}
     verdict: RecordingsVerdict = SAME[0] if equal else SAME[1]
     # what a recording lacks that ended early, it may have done
-    if sure or (any(only) and not broken):
+    if sure or (any(only) and not broken and not is_open):
         verdict = "different"
     elif doubt or broken or unseen:
         verdict = "undecided"
@@ -137,6 +138,14 @@ def _nothing_in_common(a: Path, b: Path, resumed: Resumed | None) -> UserError:
     if resumed is None:
         return UserError(f"{a}: has no recorded step in common with {b}")
     late, straight = (b, a) if resumed.side == "B" else (a, b)
+    one = next(iter(resumed.whole.ranks.values()))
+    counts = [step + 1 for number, step in one.steps if number == 0]
+    last = max([*counts, (one.end or {"steps": {}})["steps"].get("0", 0)]) - 1
+    if resumed.step > last:
+        return UserError(
+            f"{late}: starts at step {resumed.step} of {straight}, which ends after "
+            f"step {last}, so no step is in both"
+        )
     return UserError(
         f"{late}: starts at step {resumed.step} of {straight}, and no step from there "
         "on is in both; record with every=1, or resume at a multiple of every"

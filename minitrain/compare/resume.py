@@ -3,30 +3,39 @@ was not restored there.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise, takewhile
 from operator import itemgetter
 
 from minitrain.compare.align import Rows, StepPair, keys_of, rows_at, samples
 from minitrain.compare.difference import Cause, Difference, What, Why, why
 from minitrain.compare.gradient_causes import cause_in_own, drawn_otherwise
 from minitrain.compare.inputs_and_state import at, buffers_unlike
+from minitrain.core.errors import UserError
 from minitrain.recording.alarm import Row, hashes
 from minitrain.recording.format import Recording
 from minitrain.recording.sketches import apart, common
 
+Starts = Mapping[int, int]
+
 
 @dataclass(frozen=True)
 class Resumed:
-    """Two recordings from the ``step`` on at which ``side`` starts in the other one,
-    whose ``whole`` recording has the steps before as well.
+    """Two recordings from the steps on, of each optimizer, at which ``side`` starts in
+    the other one, whose ``whole`` recording has the steps before as well.
     """
 
     a: Recording
     b: Recording
     side: str
-    step: int
+    starts: dict[int, int]
     whole: Recording
+
+    @property
+    def step(self) -> int:
+        """Return the step of the first optimizer at which it starts."""
+        return self.starts[0]
 
     @property
     def other(self) -> str:
@@ -37,19 +46,23 @@ class Resumed:
 def resumed_in(a: Recording, b: Recording, start: int | None = None) -> Resumed | None:
     """Find which of two recordings resumes the other one: it starts with the parameters
     that the other had before or after some step, or at its end, and counts its steps
-    from 0. Several optimizers are aligned by the steps of the first. ``start`` is the
-    step of ``a`` at which ``b`` starts, where it is given.
+    from 0. ``start`` is the step of ``a`` at which ``b`` starts, where it is given.
+
+    Raises:
+        UserError: several steps would do, or none of another optimizer.
     """
-    if start is not None:
-        return _aligned(a, b, start, "B")
-    for side, late, straight, end in _both_ways(a, b):
-        first = late["before"]
-        held = [(row["step"], row["before"]) for row in straight]
-        held += [(row["step"] + 1, hashes(row, "parameters")) for row in straight]
-        held += [(end["steps"].get("0", 0), hashes(end, "parameters"))] if end else []
-        for step, of in sorted(held, key=itemgetter(0)):
-            if step and first and all(of.get(n) == first[n] for n in first):
-                return _aligned(a, b, step, side)
+    for side, late, straight in (("B", b, a), ("A", a, b)):
+        if start is not None:
+            return _aligned(late, straight, side, start)
+        steps = _starts_in(late, straight, 0)
+        if steps[1:] and steps[0]:
+            raise UserError(
+                f"{late.folder}: starts with the parameters of several steps of "
+                f"{straight.folder}, {steps[0]} to {steps[-1]}; minitrain verify "
+                f"{straight.folder} {late.folder} --from STEP names one"
+            )
+        if steps and steps[0]:
+            return _aligned(late, straight, side, steps[0])
     return None
 
 
@@ -57,11 +70,26 @@ def nearest_in(a: Recording, b: Recording) -> tuple[str, int] | None:
     """Return which recording starts near the other one at a later step, and the step;
     None where neither is nearer to it than half of the way that led there.
     """
-    for side, late, straight, _ in _both_ways(a, b):
-        gaps = [_way(row, late) for row in straight]
+    for side, straight, gaps in _both_ways(a, b):
         gap, row = min(zip(gaps, straight, strict=True), key=itemgetter(0))
         if 2 * gap < _way(row, straight[0]):
             return side, row["step"]
+    return None
+
+
+def between_in(a: Recording, b: Recording) -> tuple[str, int, int] | None:
+    """Return which recording may start between two recorded steps of the other one, and
+    these: it is at neither, and not far from the way between them.
+    """
+    for side, straight, gaps in _both_ways(a, b):
+        found = []
+        for (near, one), (far, two) in pairwise(zip(gaps, straight, strict=True)):
+            way, count = _way(one, two), two["step"] - one["step"]
+            is_apart = count > 1 and 2 * count * min(near, far) > way
+            if is_apart and near + far < 2 * way and min(gaps) < gaps[0]:
+                found.append(((near + far) / way, one["step"], two["step"]))
+        if found:
+            return side, *min(found)[1:]
     return None
 
 
@@ -72,39 +100,77 @@ def _way(a: Row, b: Row) -> float:
 
 def _both_ways(
     a: Recording, b: Recording
-) -> Iterator[tuple[str, Row, Sequence[Row], Row | None]]:
-    # the first step of one run, the steps and the end of the other, unless both start
-    # with the same parameters
+) -> Iterator[tuple[str, Sequence[Row], list[float]]]:
+    # the steps of one run and its end, and how far the first step of the other is
     for side, late, straight in (("B", b, a), ("A", a, b)):
         first = late.ranks[min(late.ranks)].steps.get((0, 0))
         one = straight.ranks[min(straight.ranks)]
-        begin = one.steps.get((0, 0))
-        if first and begin and begin["before"] != first["before"]:
-            rows = [row for (number, _), row in one.steps.items() if number == 0]
-            yield side, first, rows, one.end
+        rows = [row for (number, _), row in one.steps.items() if number == 0]
+        end = one.end or {}
+        if first and (0, 0) in one.steps:
+            last = max(end.get("steps", {}).get("0", 0) - 1, rows[-1]["step"])
+            rows += [{**end, "step": last}] if "parameters" in end else []
+            yield side, rows, [_way(row, first) for row in rows]
 
 
-def _aligned(a: Recording, b: Recording, step: int, side: str) -> Resumed:
-    if side == "B":
-        return Resumed(_from(a, step, 0), _from(b, 0, step), side, step, a)
-    return Resumed(_from(a, 0, step), _from(b, step, 0), side, step, b)
+def _starts_in(late: Recording, straight: Recording, number: int) -> list[int]:
+    # the steps with the parameters of the first one of an optimizer of ``late``, those
+    # that are most like it in all else
+    one = straight.ranks[min(straight.ranks)]
+    first = late.ranks[min(late.ranks)].steps.get((number, 0))
+    rows = {step: row for (of, step), row in one.steps.items() if of == number}
+    held = [(step, row["before"]) for step, row in rows.items()]
+    held += [(step + 1, hashes(row, "parameters")) for step, row in rows.items()]
+    if one.end:
+        held += [(one.end["steps"].get(str(number), 0), hashes(one.end, "parameters"))]
+    if not (first and first["before"]):
+        return []
+    read = samples(rows_at(late, (number, 0)))
+
+    def likeness(step: int) -> list[bool]:
+        row, ours = rows.get(step, {}), samples(rows_at(straight, (number, step)))
+        same = [row.get(key) == first[key] for key in ("moments", "random", "lr")]
+        return [bool(read) and ours == read, *same]
+
+    begun = first["before"].items()
+    like = {step: likeness(step) for step, of in held if begun <= of.items()}
+    most = max(like.values(), default=[])
+    return sorted(step for step, of in like.items() if of == most)
 
 
-def _from(recording: Recording, start: int, by: int) -> Recording:
-    # from step ``start`` on, with steps that count ``by`` more
-    ranks = {}
+def _aligned(late: Recording, straight: Recording, side: str, step: int) -> Resumed:
+    # as many as each optimizer made before; exact if every step was recorded
+    before = takewhile((0, step).__ne__, keys_of(straight))
+    counts = {number: last + 1 for number, last in before}
+    starts = {0: step}
+    for number in {number for number, _ in keys_of(late)} - {0}:
+        steps = _starts_in(late, straight, number)
+        if not steps:
+            raise UserError(
+                f"{late.folder}: optimizer {number} starts with the parameters of no "
+                f"recorded step of {straight.folder}; record with every=1"
+            )
+        count = counts.get(number, 0)
+        starts[number] = min((abs(one - count), one) for one in steps)[1]
+    both = _from(straight, counts | starts, {}), _from(late, {}, starts)
+    return Resumed(*(both if side == "B" else both[::-1]), side, starts, straight)
+
+
+def _from(recording: Recording, start: Starts, by: Starts) -> Recording:
+    # from a step of each optimizer on, with steps that count so many more
+    ranks, named = {}, {str(n): more for n, more in by.items()}
     for rank, one in recording.ranks.items():
-        first = one.steps.get((0, start))
-        begin = first["before"] if first else {}
+        first = one.steps.get((0, start.get(0, 0)))
         steps = {
-            (optimizer, step + by): {**row, "step": step + by}
-            for (optimizer, step), row in one.steps.items()
-            if step >= start
+            (n, step + by.get(n, 0)): {**row, "step": step + by.get(n, 0)}
+            for (n, step), row in one.steps.items()
+            if step >= start.get(n, 0)
         }
         end = one.end
         if end is not None:
-            end = {**end, "steps": {key: n + by for key, n in end["steps"].items()}}
-        head = {**one.header, "start": begin, "first": by}
+            counts = {n: of + named.get(n, 0) for n, of in end["steps"].items()}
+            end = {**end, "steps": counts}
+        head = {**one.header, "start": first["before"] if first else {}, "first": by}
         ranks[rank] = replace(one, header=head, steps=steps, end=end)
     return replace(recording, ranks=ranks)
 
@@ -153,12 +219,13 @@ def cause_of(
 
 def _of_data(resumed: Resumed, late: Rows, is_start: bool) -> Why:
     read = samples(late)
-    rows = (rows_at(resumed.whole, key) for key in keys_of(resumed.whole))
-    steps = [next(iter(of.values()))["step"] for of in rows if samples(of) == read]
+    number = next(iter(late.values()))["optimizer"]
+    keys = [key for key in keys_of(resumed.whole) if key[0] == number]
+    steps = [key[1] for key in keys if samples(rows_at(resumed.whole, key)) == read]
     # passes that came before the first step, and belong to none
     dropped = any(row["forwards"] > len(row["inputs"]) for row in late.values())
-    if is_start and dropped and not any(step < resumed.step for step in steps):
-        return why(Cause.SCALER_LOST)
+    if is_start and dropped and not any(s < resumed.starts[number] for s in steps):
+        return why(Cause.NO_STEP)
     if not steps:
         return why(Cause.POSITION_LOST)
     facts = {"side": resumed.side, "other": resumed.other, "step": min(steps)}

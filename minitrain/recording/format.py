@@ -20,6 +20,8 @@ from minitrain.core.printable import note
 from minitrain.core.regular import MOST_OF_RECORDING, require_regular
 
 VERSION = 3
+ATTEMPT = re.compile(r"attempt-(0|[1-9]\d*)")
+ADVICE = "name another folder, or remove that one"
 # what a damaged line raises; RecursionError: it is nested too deeply
 OF_DAMAGE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 Row = dict[str, Any]
@@ -84,10 +86,17 @@ def folder_of_attempt(folder: Path, rank: int) -> Path:
 
 def last_attempt(folder: Path) -> Path:
     """Return the subfolder of the last attempt that was recorded in ``folder``; without
-    attempts, ``folder`` itself.
+    attempts, ``folder`` itself. UserError where both have recordings.
     """
-    found = [path for path in folder.glob("attempt-*/") if ranks_in(path)]
-    return max(found, key=lambda path: (len(path.name), path.name), default=folder)
+    found = {
+        int(match[1]): path
+        for path in folder.glob("attempt-*/")
+        if (match := ATTEMPT.fullmatch(path.name)) and ranks_in(path)
+    }
+    last = found[max(found)] if found else folder
+    if found and ranks_in(folder):
+        raise UserError(f"{folder}: has a recording beside {last.name}/; {ADVICE}")
+    return last
 
 
 def is_recording(path: Path) -> bool:
@@ -153,18 +162,19 @@ def _read_rank(folder: Path, rank: int) -> OfRank | None:
     steps: dict[tuple[int, int], Row] = {}
     alarms: list[Row] = []
     end: Row | None = None
+    last: dict[int, int] = {}
     for number, row in enumerate(rows, start=2):
         kind = row["kind"]
         key = (row["optimizer"], row["step"]) if kind == "step" else None
         if kind in ("alarm", "note"):
             alarms.append(row)
-        elif end is not None or kind == "recording" or key in steps:
+        elif end or kind == "recording" or (key and key[1] <= last.get(key[0], -1)):
             misplaced = repr(kind) + (f" for step {key[1]}" if key else "")
             raise UserError(f"{path}: line {number}: damaged: no place for {misplaced}")
         elif key is None:
             end = row
         else:
-            steps[key] = row
+            steps[key], last[key[0]] = row, key[1]
     return OfRank(header, steps, alarms, end)
 
 
@@ -196,12 +206,16 @@ def line_of(row: Row) -> bytes:
 
 
 def refuse_second(folder: Path, rank: int) -> None:
-    """Raise UserError where ``rank`` has a recording in ``folder``."""
+    """Raise UserError where ``rank`` has a recording in ``folder``, or where one with
+    attempts would stand beside one without.
+    """
     if path_of_rank(folder, rank).exists():
-        raise UserError(
-            f"{folder}: has a recording of rank {rank}; name another folder, or remove "
-            "that one"
-        )
+        raise UserError(f"{folder}: has a recording of rank {rank}; {ADVICE}")
+    within, parent = ATTEMPT.fullmatch(folder.name), folder.parent
+    if within and parent.is_dir() and ranks_in(parent):
+        raise UserError(f"{parent}: has a recording without attempts; {ADVICE}")
+    if (last := last_attempt(folder)) != folder:
+        raise UserError(f"{folder}: has a recording in {last.name}/; {ADVICE}")
 
 
 class Writer:

@@ -139,6 +139,7 @@ def changed(name: str, change: Callable[[torch.Tensor], Any]) -> Callable[..., N
 FAULTS = {
     "momentum": ("norm.running_mean", lambda b: b.mul_(1.5), "undecided"),
     "nan": ("norm.running_var", lambda b: b.fill_(math.nan), "different"),
+    "inf": ("norm.running_var", lambda b: b.fill_(math.inf), "different"),
     "average": ("average", lambda b: b.mul_(0.9), "undecided"),
     "count": ("count", lambda b: b.add_(1), "undecided"),
 }

@@ -2,6 +2,7 @@
 of the state that is not restored.
 """
 
+from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,10 @@ from typing import Any
 import pytest
 import torch
 from one_line import refusal
+from recorded import alter
 from recorded_loops import Net, batch, loss_of
-from torch.optim import AdamW
+from torch import nn
+from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 import minitrain
@@ -31,6 +34,7 @@ def train(
     start: int = START,
     every: int = 1,
     scale: float = 2.0**10,
+    rate: Callable[[int], float] = lambda step: 1 / (1 + step),
 ) -> Checkpoint:
     """Record a run, from the checkpoint that was ``saved`` where there is one, but for
     what is ``lost`` -> its checkpoint at step ``start``.
@@ -38,7 +42,7 @@ def train(
     torch.manual_seed(0)
     model, ema = Net(), Net()
     optimizer = AdamW(model.parameters(), lr=0.01)
-    scheduler = LambdaLR(optimizer, lambda step: 1 / (1 + step))
+    scheduler = LambdaLR(optimizer, rate)
     scaler = torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=3)
     parts: Checkpoint = {
         "model": model,
@@ -153,7 +157,7 @@ def test_step_that_a_lost_scale_skips_is_no_lost_position(
     train(tmp_path, saved, lost="scaler", scale=2.0**127)
     first = compare_recordings(a, tmp_path).first
     assert first
-    assert (first.what, first.why.cause) == (What.DATA, Cause.SCALER_LOST)
+    assert (first.what, first.why.cause) == (What.DATA, Cause.NO_STEP)
 
 
 def test_step_that_was_not_recorded(tmp_path: Path) -> None:
@@ -174,12 +178,101 @@ def test_step_that_was_not_recorded(tmp_path: Path) -> None:
     )
 
 
+def test_run_that_may_start_between_recorded_steps_is_undecided(tmp_path: Path) -> None:
+    more: dict[str, Any] = {"every": 5, "rate": lambda step: 1.0}
+    saved = train(tmp_path / "a", start=8, **more)
+    train(tmp_path / "b", saved, start=8, **more)
+    found = compare_recordings(tmp_path / "a", tmp_path / "b")
+    assert (found.verdict, {s.mark for s in found.steps}) == ("undecided", {"?"})
+    assert found.first
+    assert found.first.why.facts == {"side": "B", "first": 5, "last": 10}
+    # one that starts near a recorded step has its weights
+    saved = train(tmp_path / "again", start=5, **more)
+    train(tmp_path / "c", saved, start=5, lost="bits", **more)
+    found = compare_recordings(tmp_path / "a", tmp_path / "c")
+    assert (found.verdict, found.first and found.first.why.cause) == (
+        "different",
+        Cause.CHECKPOINT,
+    )
+
+
+@pytest.mark.parametrize(("still", "start"), [((0, 1), 1), ((0, 2), 2), ((5, 9), 7)])
+def test_run_that_resumes_where_nothing_moves(
+    still: tuple[int, int], start: int, tmp_path: Path
+) -> None:
+    a, b = tmp_path / "a", tmp_path / "b"
+
+    def rate(step: int) -> float:
+        return float(step not in range(*still))
+
+    train(b, train(a, start=start, rate=rate), start=start, rate=rate)
+    found = compare_recordings(a, b)
+    assert (found.verdict, found.resumed and found.resumed.step) == (
+        "equal bits",
+        start,
+    )
+    if still[0]:
+        unknown = {"inputs": [], "moments": {}, "random": ""}
+        alter(b, 0, lambda row: row.update(unknown), at=0)
+        line = refusal(compare_recordings, a, b)
+        assert "several steps of" in line
+        assert line.endswith(
+            f", 5 to 8; minitrain verify {a} {b} --from STEP names one"
+        )
+
+
+class Adversaries(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator, self.critic = nn.Linear(6, 6), nn.Linear(6, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.critic(self.generator(x).tanh())
+
+
+def test_each_optimizer_is_aligned_by_its_own_steps(tmp_path: Path) -> None:
+    """The critic makes two steps for one of the generator."""
+    torch.manual_seed(0)
+    model, saved = Adversaries(), Checkpoint()
+    parts = model.critic, model.generator
+    optimizers: list[Optimizer] = [AdamW(part.parameters(), lr=0.1) for part in parts]
+    for folder, first in (("a", 0), ("b", START)):
+        if first:
+            model.load_state_dict(saved["model"])
+            for optimizer, state in zip(optimizers, saved["of"], strict=True):
+                optimizer.load_state_dict(state)
+        with minitrain.record(model, optimizers, tmp_path / folder, every=1):
+            for step in range(first, STEPS):
+                if step == START:
+                    states = [one.state_dict() for one in optimizers]
+                    saved = deepcopy({"model": model.state_dict(), "of": states})
+                model(batch(step)).square().mean().backward()
+                optimizers[step % 3 == 2].step()
+                model.zero_grad()
+    found = compare_recordings(tmp_path / "a", tmp_path / "b")
+    assert (found.verdict, found.resumed and found.resumed.starts) == (
+        "equal bits",
+        {0: 4, 1: 2},
+    )
+
+    def lose_generator(row: dict[str, Any]) -> None:
+        if row["optimizer"]:
+            row["before"] = dict.fromkeys(row["before"], "0")
+
+    alter(tmp_path / "b", 0, lose_generator)
+    line = refusal(compare_recordings, tmp_path / "a", tmp_path / "b")
+    assert "optimizer 1 starts with the parameters of no recorded step of" in line
+
+
 @pytest.mark.parametrize(
     ("step", "line"),
     [
         ("x", "minitrain verify: argument --from: invalid int value: 'x'"),
         ("-1", "--from = -1: must be at least 0, a step of A at which B starts"),
-        ("12", "starts at step 12 of"),
+        (
+            "12",
+            "starts at step 12 of .*, which ends after step 11, so no step is in both",
+        ),
     ],
 )
 def test_bad_step_is_one_line(

@@ -1,5 +1,6 @@
 """Ranks that torchrun starts again (``--max-restarts``): a recording each time."""
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -9,7 +10,14 @@ from thorough import thorough_after
 
 from minitrain.cli.recording_words import recordings_in_words
 from minitrain.compare.recordings import compare_recordings
-from minitrain.recording.format import folder_of_attempt, last_attempt, path_of_rank
+from minitrain.core.errors import UserError
+from minitrain.recording.format import (
+    Writer,
+    folder_of_attempt,
+    last_attempt,
+    path_of_rank,
+    read_recording,
+)
 from minitrain.recording.shown import show
 
 # rank 1 is killed at step 8 of the first attempt; checkpoints are of steps 0, 3, 6, ...
@@ -96,4 +104,13 @@ def test_last_attempt_is_the_one_with_the_largest_number(tmp_path: Path) -> None
         path_of_rank(folder, 0).touch()
     (tmp_path / "attempt-11").mkdir()
     (tmp_path / "attempt-12").touch()
+    shutil.copytree(tmp_path / "attempt-10", tmp_path / "attempt-10.bak")
     assert last_attempt(tmp_path).name == "attempt-10"
+    # a recording of each kind would hide the other
+    with pytest.raises(UserError, match="has a recording in attempt-10/; name another"):
+        Writer(tmp_path, 0)
+    path_of_rank(tmp_path, 0).touch()
+    with pytest.raises(UserError, match="has a recording without attempts"):
+        Writer(tmp_path / "attempt-11", 0)
+    with pytest.raises(UserError, match="has a recording beside attempt-10/"):
+        read_recording(tmp_path)

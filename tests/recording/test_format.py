@@ -136,6 +136,10 @@ DAMAGED: dict[str, tuple[list[Any], str]] = {
         [header(), step(3), step(3)],
         "line 3: .*: no place for 'step' for step 3",
     ),
+    "steps swapped": (
+        [header(), step(3), step(2, optimizer=1), step(2)],
+        "line 4: .*: no place for 'step' for step 2",
+    ),
     "on after the end": ([header(), row_of("end"), step(0)], "line 3: .* for 'step'"),
     "two ends": ([header(), row_of("end"), row_of("end")], "line 3: .* for 'end'"),
     "nested deeply": ([header(), b"[" * 100_000], "line 2: damaged .RecursionError"),
