@@ -17,7 +17,10 @@ from minitrain.train.worker import Worker
 
 pytestmark = pytest.mark.slow
 
-PAIRS = [(torch.randn(8, 3), torch.randn(8, 1)) for _ in range(4)]
+SEEDED = torch.Generator().manual_seed(0)
+PAIRS = [
+    tuple(torch.randn(8, size, generator=SEEDED) for size in (3, 1)) for _ in range(4)
+]
 
 
 def line() -> nn.Module:

@@ -1,6 +1,7 @@
 """What makes the result of a study old: the code that its measurement executes."""
 
 import os
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,7 @@ def test_list_names_what_changed(tmp_path: Path) -> None:
     assert read_lock(tmp_path / "none.lock") == {}
 
 
+@cache
 def lists(lock: str = MEASURED) -> dict[str, set[str]]:
     return {study.name: locks_of(study).get(lock, set()) for study in STUDIES}
 
