@@ -1,9 +1,8 @@
 """CPU load from other processes during a measurement.
 
-Read from Linux's /proc/stat; :mod:`minitrain.analysis.busy` evaluates it.
+Shares are None except on Linux; :mod:`minitrain.analysis.busy` evaluates them.
 """
 
-import operator
 import os
 import resource
 import time
@@ -29,8 +28,8 @@ class Usage:
     """
 
     at_s: float
-    busy_s: float
-    steal_s: float
+    busy_s: float | None
+    steal_s: float | None
     own_s: float
     switches: int
 
@@ -50,43 +49,52 @@ class Usage:
 
     def plus(self, other: "Usage") -> "Usage":
         """Return the sum of two usages measured one after the other."""
-        return Usage(*map(operator.add, astuple(self), astuple(other)))
+        pairs = zip(astuple(self), astuple(other), strict=True)
+        both: list[Any] = [None if None in pair else sum(pair) for pair in pairs]
+        return Usage(*both)
 
     def since(self, before: "Usage") -> "Usage":
         """Return the usage since ``before``; ``at_s`` becomes the elapsed time."""
-        return Usage(*map(operator.sub, astuple(self), astuple(before)))
+        pairs = zip(astuple(self), astuple(before), strict=True)
+        used: list[Any] = [
+            None if None in pair else pair[0] - pair[1] for pair in pairs
+        ]
+        return Usage(*used)
 
 
 def taken(load: Mapping[str, Any]) -> float:
     """Return the share of CPU time taken by other processes and the hypervisor in a
     :func:`load_of`; unknown shares count as 0.
     """
-    return sum(load.get(key) or 0.0 for key in ("others_share", "steal_share"))
+    shares = [load.get(key) for key in ("others_share", "steal_share")]
+    return sum(share for share in shares if share is not None)
 
 
 def load_of(ranks: Iterable[Usage]) -> dict[str, Any]:
     """Return the load of a machine during a measurement, given the usage of each rank.
 
     ``others_share`` (processes that are not ranks) and ``steal_share`` (hypervisor) are
-    fractions of the time of all cores, None if shorter than SHORTEST_S;
-    ``load_average`` covers the last minute.
+    fractions of the time of all cores; ``load_average`` covers the last minute.
     """
     used = list(ranks)
     seconds, whole = used[0].at_s, used[0].at_s * usable_cores()
     busy, steal = used[0].busy_s, used[0].steal_s
+    if seconds < SHORTEST_S:
+        busy = steal = None
     own = sum(rank.own_s for rank in used)
-    is_long = seconds >= SHORTEST_S
     return {
         "load_average": os.getloadavg()[0],
         # clamped: with the resolution of 10 ms the difference can be negative
-        "others_share": max(0.0, busy - own) / whole if is_long else None,
-        "steal_share": steal / whole if is_long else None,
+        "others_share": None if busy is None else max(0.0, busy - own) / whole,
+        "steal_share": None if steal is None else steal / whole,
         "involuntary_switches_per_s": sum(rank.switches for rank in used) / seconds,
     }
 
 
-def _cores_s() -> tuple[float, float]:
+def _cores_s() -> tuple[float | None, float | None]:
     # busy and stolen seconds of the usable cores
+    if not PROC_STAT.exists():
+        return None, None
     mine = {f"cpu{core}" for core in os.sched_getaffinity(0)}
     lines = [line.split() for line in PROC_STAT.read_text().splitlines()]
     cores = [[int(x) for x in line[1:]] for line in lines if line[0] in mine]

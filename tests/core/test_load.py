@@ -54,10 +54,17 @@ def test_load_by_hand(proc_stat: Path) -> None:
     assert found["involuntary_switches_per_s"] == pytest.approx(5)
     # readings are coarse: ranks alone may seem to compute more than all
     assert load_of([Usage(10.0, 12.0, 0.0, 12.01, 0)])["others_share"] == 0
-    # too coarse for a short time, which is then unknown and not busy
-    found = load_of([Usage(0.9, 1.0, 0.5, 0.1, 0)])
+
+
+def test_what_cannot_be_read_is_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load, "PROC_STAT", tmp_path / "none")
+    found = load_of([Usage.now().since(Usage.now())])
     assert (found["others_share"], found["steal_share"]) == (None, None)
-    assert why_busy(found) is why_busy(None) is None
+    for unknown in (found, None):
+        assert why_busy(unknown, 0.1) is None
+        assert why_busy(unknown, 0.6) == "rounds of the same arm lie 60 % apart"
 
 
 @pytest.mark.parametrize(
@@ -85,6 +92,7 @@ def measured_s(seconds: float) -> Usage:
     return Usage.now().since(before)
 
 
+@pytest.mark.skipif(not load.PROC_STAT.exists(), reason="Linux only")
 def test_machine_whose_cores_are_taken_is_named() -> None:
     # one busy process per core
     burn = "import time\nend = time.time() + 60\nwhile time.time() < end: pass"
@@ -102,6 +110,7 @@ def test_machine_whose_cores_are_taken_is_named() -> None:
     assert "other processes used" in str(why_busy(found, 0.0))
 
 
+@pytest.mark.skipif(not load.PROC_STAT.exists(), reason="Linux only")
 def test_computing_of_children_is_own_where_it_is_asked_for() -> None:
     """As in a study that starts ranks and waits for their exit."""
     burn = "import time\nwhile time.process_time() < 1: pass"
