@@ -6,6 +6,7 @@ failed; 2 bad input or environment; 128 + n terminated by signal n.
 
 import difflib
 import errno
+import gc
 import os
 import shutil
 import signal
@@ -127,6 +128,7 @@ def run_stage(main: Callable[[], None]) -> None:
     SIGTERM and SIGHUP, after cleanup. Any other exception is a bug and keeps its
     traceback.
     """
+    gc.enable()
     try:
         with stoppable():
             main()

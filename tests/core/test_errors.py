@@ -38,6 +38,17 @@ def outcome(
     return raised.value.code, capsys.readouterr().err
 
 
+def test_garbage_is_looked_for_once_all_is_imported() -> None:
+    """Not during import, which creates none. Ranks are started with -m, too."""
+    see = "import gc; print(gc.isenabled())"
+    loading = [sys.executable, "-c", f"import stages.corpus; {see}"]
+    assert subprocess.check_output(loading, cwd=ROOT, text=True) == "True\n"
+    as_stage = f"import sys; sys.argv[0] = '-m'; import stages.corpus; {see}; "
+    as_stage += f"stages.corpus.run_stage(lambda: exec({see!r}))"
+    loading = [sys.executable, "-c", as_stage]
+    assert subprocess.check_output(loading, cwd=ROOT, text=True) == "False\nTrue\n"
+
+
 @pytest.mark.parametrize(
     ("error", "code", "line"),
     [
@@ -62,15 +73,6 @@ def outcome(
             2,
             "from: Invalid cross-device link",
             id="two paths",
-        ),
-        pytest.param(
-            BlockingIOError(11, "No resource"),
-            2,
-            f"{NO_PROCESS}: No resource",
-            id="no process",
-        ),
-        pytest.param(
-            RuntimeError("can't start new thread"), 2, NO_PROCESS, id="no thread"
         ),
         pytest.param(KeyboardInterrupt(), 130, "interrupted", id="interrupt"),
     ],
@@ -100,6 +102,21 @@ def test_bug_keeps_its_traceback() -> None:
         run_stage(raising(error))
     assert raised.value is error
     assert raised.value.__traceback__ is not None
+
+
+def test_no_process_or_thread_left_is_one_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for error in (
+        BlockingIOError(11, "Resource temporarily unavailable"),
+        RuntimeError("can't start new thread"),
+    ):
+        code, said = outcome(raising(error), capsys)
+        assert code == 2
+        assert said.startswith(f"error: {NO_PROCESS}")
+        assert said.count("\n") == 1
+    with pytest.raises(RuntimeError, match="a bug"):
+        run_stage(raising(RuntimeError("a bug")))
 
 
 def test_python_without_packages_and_a_folder_without_a_project_are_one_line(

@@ -37,6 +37,14 @@ def states(folder: Path) -> list[str]:
     return ["verify", f"{folder}/a.pt", f"{folder}/b.pt"]
 
 
+def folders(folder: Path) -> list[str]:
+    for name in ("a", "b"):
+        (folder / name).mkdir()
+        torch.save({"same": torch.ones(1)}, folder / name / "state.pt")
+    (folder / "a" / f"{ATTACK}\nequal").write_text("")
+    return ["verify", f"{folder}/a", f"{folder}/b"]
+
+
 def a_models_error(folder: Path) -> list[str]:
     (folder / "m.py").write_text(f"def build():\n    raise ValueError({FORGED!r})\n")
     (folder / "text").write_text("one\ntwo\n" * 20)
@@ -45,8 +53,10 @@ def a_models_error(folder: Path) -> list[str]:
 
 COMMANDS: dict[str, Callable[[Path], list[str]]] = {
     "tensors": states,
+    "files": folders,
     "model": a_models_error,
     "option": lambda folder: ["doctor", f"--{FORGED}"],
+    "argument": lambda folder: ["explain", FORGED],
 }
 
 
@@ -69,7 +79,7 @@ def test_commands_with_a_hostile_name(
     with pytest.raises(SystemExit) as left:
         main()
     printed = capsys.readouterr()
-    found_a_difference = name == "tensors"
+    found_a_difference = name in ("tensors", "files")
     assert left.value.code == (1 if found_a_difference else 2)
     harmless(printed.out + printed.err)
     assert r"\x1b]0;x" in printed.out + printed.err

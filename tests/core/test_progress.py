@@ -85,10 +85,13 @@ def test_short_work_and_other_ranks_are_silent(
     assert lines_of(items, capsys) == []
 
 
-def test_bar_on_a_terminal(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("show", [True, False])
+def test_bar_on_a_terminal(
+    show: bool, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    items = progress(clock.work(10, 1.0), "train", total=10)
+    items = progress(clock.work(10, 1.0), "train", total=10, show=show)
     assert [*items] == [*range(10)]
-    assert "\rtrain: 100%|" in terminal.getvalue()
-    assert "10/10" in terminal.getvalue()
+    assert ("\rtrain: 100%|" in terminal.getvalue()) is show
+    assert ("10/10" in terminal.getvalue()) is show
