@@ -28,7 +28,6 @@ from minitrain.comm.store import (
 from minitrain.comm.torch_private import (
     HashStore,
     group_timeout_s,
-    import_compiler,
     limit_of_groups,
     set_group_timeout,
 )
@@ -135,7 +134,6 @@ def wrap_for_ddp(
     None) during backward. ``options`` are those of DistributedDataParallel, such as
     ``bucket_cap_mb`` in MiB. Drop copies of the wrapper before :func:`cleanup`.
     """
-    import_compiler()
     wrapped = DistributedDataParallel(model, process_group=process_group, **options)
     # If torch's Reducer is the last owner of a group that was left, it joins gloo's
     # threads while it holds the GIL, and a thread that still needs the GIL never ends.

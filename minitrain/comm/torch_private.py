@@ -4,12 +4,9 @@ Written for torch 2.13; environment.torch in params.yaml pins the release. After
 upgrade this is the one file to read against torch's source.
 """
 
-import importlib
 import os
 import socket
 import struct
-import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -35,7 +32,6 @@ OLDEST = "2.9"
 if torch.__version__ < OLDEST:
     raise UserError(f"torch {torch.__version__}: minitrain needs {OLDEST} or newer")
 
-COMPILER_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 # nanoseconds of the last step; torch's averages begin with the first step
 LOGGED = (
     "forward_compute_time",
@@ -134,20 +130,6 @@ def group_by(ranks: Sequence[int], name: str, timeout_s: float) -> dist.ProcessG
     numbers = {rank: number for number, rank in enumerate(ranks)}
     torch_groups._world.pg_group_ranks[group] = numbers
     return group
-
-
-def import_compiler() -> None:
-    """Import torch's compiler, as every optimizer and DDP do, without the empty folder
-    for its cache that the import leaves among the temporary ones.
-    """
-    if COMPILER_CACHE in os.environ or "torch._dynamo" in sys.modules:
-        return
-    # it is there
-    os.environ[COMPILER_CACHE] = tempfile.gettempdir()
-    try:
-        importlib.import_module("torch._dynamo")
-    finally:
-        del os.environ[COMPILER_CACHE]
 
 
 def ddp_times_ns(ddp: Any) -> tuple[float, ...] | None:

@@ -12,7 +12,6 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from minitrain.comm.torch_private import import_compiler
 from minitrain.core.params import Params, Train
 from minitrain.data.batches import ShardFiles
 from minitrain.data.cut import Batches, Data
@@ -95,7 +94,6 @@ class RunConfig:
 def plain_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer:
     """Build the optimizer of one process that holds all of ``model``."""
     # not by a strategy, whose mistakes a replay must not repeat
-    import_compiler()
     return config.kind_of_optimizer(model.parameters(), lr=config.learning_rate)
 
 
