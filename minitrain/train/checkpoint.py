@@ -85,14 +85,14 @@ class Checkpoints:
         only_first(lambda: _lock(self.folder))
         return all(who_sees(self.folder))
 
-    def newest(self, below: int | None = None) -> Path | None:
-        """Return the newest one that is whole and this run's, of fewer steps than
-        ``below``, the same on all ranks; None if there is none. Collective.
+    def newest(self) -> Path | None:
+        """Return the newest one that is whole and this run's, the same on all ranks;
+        None if there is none. Collective.
         """
-        ours = dict(self.identity)
-        return only_first(
-            lambda: newest_whole(self.folder, lambda found: found == ours, below)
-        )
+        return only_first(lambda: newest_whole(self.folder, self._is_ours))
+
+    def _is_ours(self, found: Manifest) -> bool:
+        return found == dict(self.identity)
 
     def forget(self) -> None:
         """Remove all of them: the run has ended, and its outputs are there."""
@@ -117,15 +117,11 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix(STEP))
 
 
-def newest_whole(
-    folder: Path, is_ours: Callable[[Manifest], bool], below: int | None = None
-) -> Path | None:
+def newest_whole(folder: Path, is_ours: Callable[[Manifest], bool]) -> Path | None:
     """Return the newest checkpoint in ``folder`` that is whole and whose identity
-    ``is_ours``, of fewer steps than ``below``; newer ones are named on stderr.
+    ``is_ours``; newer ones are named on stderr.
     """
     for step in steps_in(folder):
-        if below is not None and step >= below:
-            continue
         checkpoint = folder / f"{STEP}{step}"
         try:
             if is_ours(read_manifest(checkpoint)["identity"]):

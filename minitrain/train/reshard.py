@@ -65,15 +65,8 @@ def _kept_there(
             f"--resume {source}: all hosts must see it and {own.folder}, as on a "
             "shared file system"
         )
-    try:
-        ranks = range(first["identity"]["world_size"])
-        return found, [load_rank(found, rank) for rank in ranks]
-    except (UserError, DamagedError, OSError):
-        raise
-    except Exception as error:
-        # torch has many kinds of errors for it
-        why = f"torch cannot load it ({type(error).__name__})"
-        raise UserError(f"--resume {found}: {why}") from None
+    ranks = range(first["identity"]["world_size"])
+    return found, [load_rank(found, rank) for rank in ranks]
 
 
 def _manifest_of(found: Path) -> Manifest:

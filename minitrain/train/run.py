@@ -31,7 +31,7 @@ from minitrain.train.observer import StepObserver, watches_parts
 from minitrain.train.outputs import write_run, write_state
 from minitrain.train.precision import Precision
 from minitrain.train.reshard import begin_with
-from minitrain.train.resume import RankInSteps, run_through
+from minitrain.train.resume import run_through
 from minitrain.train.step_record import TrainResult
 from minitrain.train.worker import Worker
 
@@ -181,8 +181,7 @@ def run_rank(
     worker.observer = seen = observer(worker)
     if inject is not None:
         inject(worker)
-    train = RankInSteps(worker)
-    went_on_from = run_through(train, config.steps, checkpoints, show=show)
+    went_on_from = run_through(worker, config.steps, checkpoints, show=show)
     usage = seen.usage()
     place.enter("write")
     worker.sync.finish()

@@ -5,20 +5,26 @@ Everything that trains makes a :class:`Worker` from a
 process where it has no streams, decide the steps to come: a checkpoint holds the same.
 """
 
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
+from minitrain.comm.heartbeat import my_heartbeat
 from minitrain.comm.tree import shards_of
 from minitrain.data.batches import MicroBatch
+from minitrain.train.checkpoint import Kept
 from minitrain.train.config import RunConfig
 from minitrain.train.observer import Observer
 from minitrain.train.precision import Precision
-from minitrain.train.rng import Stream
+from minitrain.train.rng import Stream, random_state, restore_random_state
+
+# steps that a resumed run computes once more: as many as are recorded anyway
+REPEATED = 3
 
 
 class Worker:
@@ -89,6 +95,45 @@ class Worker:
         # an optimizer may have a part of them alone
         self.model.zero_grad()
 
+    def kept(self) -> Kept:
+        """Return all that later steps depend on: views of the tensors of the worker, of
+        those that ranks share this rank's part. Collective.
+        """
+        my_heartbeat().enter("checkpoint")
+        streams = self.streams or {}
+        # a resumed run computes the first steps, "early" among them, once more
+        first = {"early", *map(str, range(REPEATED))}
+        sampled = self.observer.sampled()
+        return {
+            "model": _tensors_of(self.model),
+            "optimizer": _local(self.sync.optimizer_state(self.optimizer)),
+            "precision": self.precision.state(),
+            "sync": self.sync.kept(),
+            "random": random_state(),
+            "streams": {shard: stream.state for shard, stream in streams.items()},
+            "seen": json.dumps(self.observer.kept()),
+            "sampled": {
+                k: v for k, v in sampled.items() if k.partition("/")[0] not in first
+            },
+        }
+
+    def restore(self, kept: Kept) -> None:
+        """Continue from what :meth:`kept` returned; call it after at least one step."""
+        with torch.no_grad():
+            for name, tensor in _tensors_of(self.model).items():
+                tensor.copy_(kept["model"][name])
+        self.sync.restore_optimizer(self.optimizer, kept["optimizer"])
+        self.precision.restore(kept["precision"])
+        self.sync.restore(kept["sync"])
+        self.model.zero_grad()
+        self.observer.restore(json.loads(kept["seen"]))
+        self.observer.sampled().update(kept["sampled"])
+        for shard, stream in (self.streams or {}).items():
+            stream.state = kept["streams"][shard]
+        # None for a rank that the saved run did not have: it keeps its own
+        if kept["random"] is not None:
+            restore_random_state(kept["random"])
+
     def close(self) -> None:
         """Free what the process group does not. Collective."""
         self.sync.close()
@@ -103,3 +148,19 @@ def start_streams(config: RunConfig, count: int) -> list[Stream]:
         config.start_model(shard)
         streams.append(Stream())
     return streams
+
+
+def _tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    # a state dict lacks buffers that are not persistent
+    named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return {name: _local(tensor.detach()) for name, tensor in named.items()}
+
+
+def _local(value: Any) -> Any:
+    # this rank's part in the place of tensors that ranks share
+    if isinstance(value, Mapping):
+        return {key: _local(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_local(one) for one in value]
+    part = getattr(value, "to_local", None)
+    return value if part is None else part()

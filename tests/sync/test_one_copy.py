@@ -33,9 +33,10 @@ from minitrain.sync import one_copy
 from minitrain.sync.catalog import find_strategy
 from minitrain.sync.guarantees import Defaults
 from minitrain.sync.one_copy import OneCopy
+from minitrain.train import resume
 from minitrain.train.checkpoint import Checkpoints, load_rank, read_manifest, steps_in
 from minitrain.train.config import plain_optimizer, whole_batches
-from minitrain.train.resume import RankInSteps, run_through
+from minitrain.train.loop import train
 from minitrain.train.worker import Worker
 
 RATES = {"adamw": 1e-2, "sgd": 0.1}
@@ -139,9 +140,9 @@ def goes_on_from_the_other(precision: str) -> list[bool]:
     """
     with distributed():
         trials = [trial_of(n, precision=precision) for n in ("ddp", "one_copy")]
-        ranks = [RankInSteps(Worker(trial)) for trial in trials]
+        ranks = [Worker(trial) for trial in trials]
         for rank in ranks:
-            rank.run(range(3))
+            train(rank, range(3))
         kept = [deepcopy(rank.kept()) for rank in ranks]
         ddp, ours = (one["optimizer"] for one in kept)
         same = [ddp["param_groups"] == ours["param_groups"]]
@@ -150,11 +151,11 @@ def goes_on_from_the_other(precision: str) -> list[bool]:
             same += [torch.equal(one[key], ours["state"][number][key]) for key in one]
         for rank, other in zip(ranks, reversed(kept), strict=True):
             rank.restore(other)
-            rank.run(range(3, 5))
-        ends = [rank.worker.sync.state_dict() for rank in ranks]
+            train(rank, range(3, 5))
+        ends = [rank.sync.state_dict() for rank in ranks]
         same += [torch.equal(ends[0][name], ends[1][name]) for name in ends[0]]
         for rank in ranks:
-            rank.worker.close()
+            rank.close()
     return same
 
 
@@ -295,15 +296,17 @@ def saves_until_killed(folder: Path, steps: int, after_s: float) -> list[Any]:
         worker = Worker(trial_of("one_copy", steps=steps))
         states: list[Any] = []
 
-        class Noted(RankInSteps):
-            def run(self, steps: Any) -> None:
-                if rank == 1 and after_s and len(states) == 2:
-                    kill = partial(os.kill, os.getpid(), signal.SIGKILL)
-                    threading.Timer(after_s, kill).start()
-                super().run(steps)
-                states.append([*map(torch.clone, self.worker.model.parameters())])
+        def noted(worker: Worker, steps: Any) -> None:
+            if rank == 1 and after_s and len(states) == 2:
+                kill = partial(os.kill, os.getpid(), signal.SIGKILL)
+                threading.Timer(after_s, kill).start()
+            train(worker, steps)
+            states.append([*map(torch.clone, worker.model.parameters())])
 
-        run_through(Noted(worker), steps, Checkpoints(folder, {}, every=1, keep=2))
+        # in a process of its own, which ends with this
+        resume.train = noted
+        checkpoints = Checkpoints(folder, {}, every=1, keep=2)
+        resume.run_through(worker, steps, checkpoints)
         worker.close()
     return states
 
