@@ -27,13 +27,13 @@ from minitrain.comm.store import (
 )
 from minitrain.comm.torch_private import (
     HashStore,
-    group_timeout_s,
-    limit_of_groups,
     set_group_timeout,
 )
 from minitrain.core.errors import UserError
 
 BACKENDS = ("gloo", "nccl")
+# of every wait between steps; torch has no public way to ask a group for it
+_limit_s = 120.0
 
 
 def local_device(backend: str) -> torch.device:
@@ -73,6 +73,8 @@ def init_distributed(
     if device.type == "cuda":
         require_gpus(device.index + 1)
         torch.cuda.set_device(device)
+    global _limit_s
+    _limit_s = timeout_s
     startup = timedelta(seconds=max(STARTUP_S, timeout_s))
     # a rank that is stopped while others wait here is not given their time to start
     my_heartbeat().limit(timeout_s)
@@ -102,17 +104,17 @@ def init_distributed(
 @contextmanager
 def start_up() -> Iterator[None]:
     """Let waits for other ranks take :data:`STARTUP_S` in the body, and wait for all at
-    its end. Collective; groups that the body makes keep the limit of steps.
+    its end. Collective. Groups that the body makes keep :func:`group_timeout_s`.
     """
-    if not dist.is_initialized():
-        yield
-        return
-    limit_s = group_timeout_s(None)
-    with limit_of_groups(limit_s):
-        set_group_timeout(max(limit_s, STARTUP_S))
-        yield
-        dist.barrier()
-    set_group_timeout(limit_s)
+    set_group_timeout(max(_limit_s, STARTUP_S))
+    yield
+    dist.barrier()
+    set_group_timeout(_limit_s)
+
+
+def group_timeout_s() -> float:
+    """Return the ``timeout_s`` of :func:`init_distributed`, in seconds."""
+    return _limit_s
 
 
 def require_gpus(count: int) -> None:

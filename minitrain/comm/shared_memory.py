@@ -55,7 +55,6 @@ class SharedMemoryGroup:
         # views of it by type: to make them takes longer than to add a small tensor
         self._rows: dict[torch.dtype, list[list[Tensor]]] = {}
         self._writing = 0
-        self._brings = b""
 
     def __enter__(self) -> Self:
         return self
@@ -75,9 +74,10 @@ class SharedMemoryGroup:
         A CPU tensor without gaps, of any number type, the same shape and type on every
         rank. The bits are those of :func:`minitrain.comm.tree.tree_sum` over the
         ranks (a NaN is a NaN: which one it is may differ), the same on all of them.
+        Tensors that differ in size or type between ranks give wrong sums, and no error.
 
-        Raises RankError that names the rank that ended, left or was silent, or brings
-        another number of elements or another type. After any error the group is closed.
+        Raises RankError that names the rank that ended, left or was silent. After any
+        error the group is closed.
         """
         self._together("all_reduce", tensor, self._add)
 
@@ -86,23 +86,17 @@ class SharedMemoryGroup:
 
         It takes and raises what :meth:`all_reduce` does, and changes no bit.
         """
-        self._together("broadcast", tensor, self._copy, "a broadcast of ")
+        self._together("broadcast", tensor, self._copy)
 
     def _together(
-        self,
-        name: str,
-        tensor: Tensor,
-        do: Callable[[Tensor, Tensor], None],
-        kind: str = "",
+        self, name: str, tensor: Tensor, do: Callable[[Tensor, Tensor], None]
     ) -> None:
         if self._slots is None:
             raise ValueError(f"{name}: the SharedMemoryGroup is closed")
         if self.world_size == 1:
             return
         try:
-            flat = tensor.detach().view(-1)
-            self._brings = f"{kind}{len(flat)} elements of {flat.dtype}".encode()
-            do(flat, self._slots)
+            do(tensor.detach().view(-1), self._slots)
         except BaseException:
             # the others may be further, or wait: no way back into step
             self.close()
@@ -181,5 +175,5 @@ class SharedMemoryGroup:
             sent = piece
 
     def _end_tick(self) -> None:
-        self._links.barrier(self._brings)
+        self._links.barrier()
         self._writing = 1 - self._writing

@@ -20,9 +20,8 @@ import torch.distributed as dist
 
 from minitrain.core.errors import RankError, UserError
 
-# a word between two ranks: who it is about, and what it brings
-HEAD_BYTES, BRINGS_BYTES = 2, 54
-WORD_BYTES = HEAD_BYTES + BRINGS_BYTES
+# a message between two ranks: the number of the sender, or of a rank that it lost
+WORD_BYTES = 2
 # about what it costs to fall asleep and be woken
 LISTEN_AWAKE_S = 100e-6
 CLOSED = "connection closed by peer"
@@ -139,8 +138,7 @@ class Links:
         self._names = names
         self._timeout_s = timeout_s
         self._peers: dict[int, socket.socket] = {}
-        # a word begins with the rank that sends it, or one that it knows is lost
-        self._heads = [rank.to_bytes(HEAD_BYTES, "big") for rank in range(len(names))]
+        self._words = [rank.to_bytes(WORD_BYTES, "big") for rank in range(len(names))]
         _open_links.add(self)
 
     def connect(self, door: socket.socket, seats: Sequence[Seat]) -> None:
@@ -197,20 +195,18 @@ class Links:
         self.barrier()
         return memory
 
-    def barrier(self, brings: bytes = b"") -> None:
-        """Wait until every rank is here, and has brought the same as this one.
+    def barrier(self) -> None:
+        """Wait until every rank is here.
 
-        ``brings`` says in at most BRINGS_BYTES what that is. Raises RankError, in every
-        rank, that names the first one lost: it ended, left, was silent for too long, or
-        brings something else. The links are closed then.
+        Raises:
+            RankError: A rank ended, left or was silent for too long. Every rank gets
+                the error, which names the first such rank; the links are closed then.
         """
         deadline = time.monotonic() + self._timeout_s
-        said = brings.ljust(BRINGS_BYTES)
-        word = self._heads[self._rank] + said
         for peer in self._peers.values():
-            # one that has gone may still have sent its word: heard below
+            # one that has gone may still have sent its word: received below
             with suppress(OSError):
-                peer.send(word)
+                peer.send(self._words[self._rank])
         for rank, peer in self._peers.items():
             try:
                 heard = _listen(peer, deadline)
@@ -218,8 +214,11 @@ class Links:
                 self._give_up(rank, self._silence)
             except ConnectionError:
                 heard = b""
-            if heard != self._heads[rank] + said:
-                self._object(rank, heard, brings)
+            if not heard:
+                self._give_up(rank, CLOSED)
+            if heard != self._words[rank]:
+                lost = self._words.index(heard)
+                self._give_up(lost, f"says rank {self._names[rank]}")
 
     def close(self) -> None:
         """Close the sockets: a rank that waits for this one gets an error at once."""
@@ -230,25 +229,11 @@ class Links:
     def _silence(self) -> str:
         return f"no answer within {self._timeout_s:g} s"
 
-    def _object(self, rank: int, heard: bytes, brings: bytes) -> NoReturn:
-        if not heard:
-            self._give_up(rank, CLOSED)
-        lost = self._heads.index(heard[:HEAD_BYTES])
-        if lost != rank:
-            self._give_up(lost, f"says rank {self._names[rank]}")
-        # the others have our word, and see it themselves
-        self.close()
-        other, own = heard[HEAD_BYTES:].decode().strip(), brings.decode()
-        raise RankError(
-            f"rank {self._names[rank]} brings {other}, and "
-            f"rank {self._names[self._rank]} {own}: must be the same on every rank"
-        )
-
     def _give_up(self, lost: int, why: str) -> NoReturn:
         # else the others would take this rank, which leaves now, for the lost one
         for peer in self._peers.values():
             with suppress(OSError):
-                peer.send(self._heads[lost] + bytes(BRINGS_BYTES))
+                peer.send(self._words[lost])
         self.close()
         raise RankError(f"rank {self._names[lost]} is lost: {why}")
 

@@ -7,8 +7,8 @@ upgrade this is the one file to read against torch's source.
 import os
 import socket
 import struct
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -39,29 +39,6 @@ LOGGED = (
     "backward_comm_time",
     "backward_compute_comm_overlap_time",
 )
-# what groups have once a start-up is over that has a longer limit
-_limits: list[float] = []
-
-
-def group_timeout_s(group: dist.ProcessGroup | None) -> float:
-    """The limit of every wait in ``group`` (all ranks when None), in seconds. Torch has
-    no public way to ask for it.
-    """
-    if _limits:
-        return _limits[-1]
-    found: Any = group or dist.group.WORLD
-    backend = found._get_backend(torch.device("cpu"))
-    return float(backend.options._timeout.total_seconds())
-
-
-@contextmanager
-def limit_of_groups(seconds: float) -> Iterator[None]:
-    """Within the body :func:`group_timeout_s` is ``seconds`` for every group."""
-    _limits.append(seconds)
-    try:
-        yield
-    finally:
-        _limits.pop()
 
 
 def at_the_end_of_backward(do: Callable[[], None]) -> None:

@@ -8,10 +8,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from minitrain.comm.groups import group_timeout_s
 from minitrain.comm.ring import ring_sum
 from minitrain.comm.shared_memory import SharedMemoryGroup
 from minitrain.comm.sockets import hosts_of
-from minitrain.comm.torch_private import GradBucket, group_by, group_timeout_s
+from minitrain.comm.torch_private import GradBucket, group_by
 from minitrain.comm.tree import tree_sum
 from minitrain.sync.guarantees import GUARANTEES, Guarantees
 from minitrain.sync.stock import Reduced, StockDDP
@@ -31,7 +32,7 @@ class SharedMemory(StockDDP):
     overlaps: ClassVar[bool] = False
 
     def set_up(self) -> None:
-        limit = group_timeout_s(self.group)
+        limit = group_timeout_s()
         self._memory = SharedMemoryGroup(self.group, timeout_s=limit)
         super().set_up()
 
@@ -64,7 +65,7 @@ class Hierarchical(StockDDP):
     bucket_views: ClassVar[bool] = True
 
     def set_up(self) -> None:
-        limit = group_timeout_s(self.group)
+        limit = group_timeout_s()
         hosts = self.trace.hosts = hosts_of(self.group)
         (mine,) = (host for host in hosts if self.rank in host)
         self._memory = SharedMemoryGroup(self.group, among=mine, timeout_s=limit)

@@ -12,8 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from minitrain.comm.groups import group_timeout_s
 from minitrain.comm.shared_memory import SharedMemoryGroup
-from minitrain.comm.torch_private import add_all, group_timeout_s
+from minitrain.comm.torch_private import add_all
 from minitrain.comm.tree import tree_sum
 from minitrain.sync.explicit import Flat
 from minitrain.sync.guarantees import GUARANTEES, Guarantees
@@ -103,7 +104,7 @@ class InvariantSharedMemory(Invariant):
 
     def set_up(self) -> None:
         super().set_up()
-        limit = group_timeout_s(self.group)
+        limit = group_timeout_s()
         self._memory = SharedMemoryGroup(self.group, timeout_s=limit)
 
     def exchange(self, flat: Tensor) -> None:

@@ -19,9 +19,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from minitrain.comm.groups import group_timeout_s
 from minitrain.comm.shared_memory import ALIGNMENT
 from minitrain.comm.sockets import meet
-from minitrain.comm.torch_private import group_timeout_s
 from minitrain.comm.tree import tree_sum
 from minitrain.core.errors import UserError
 from minitrain.sync.explicit import Flat
@@ -54,7 +54,7 @@ class OneCopy(Flat):
         sizes = (-(-p.nbytes // ALIGNMENT) * ALIGNMENT for p in named.values())
         *starts, size = accumulate(sizes, initial=0)
         places = dict(zip(named, starts, strict=True))
-        limit = group_timeout_s(self.group)
+        limit = group_timeout_s()
         # behind the rows a byte for each parameter: how often it was added up
         end = size * (1 + self.world_size)
         self._links, memory = meet(self.group, end + len(trained), limit)
@@ -80,7 +80,7 @@ class OneCopy(Flat):
             if owners.get(name, 0) == self.rank:
                 shared.copy_(parameter.detach())
             parameter.data = shared
-        self._links.barrier(b"start")
+        self._links.barrier()
         self._is_last = False
         self._written: set[str] = set()
         self._agreed: Traffic = {}
@@ -129,13 +129,13 @@ class OneCopy(Flat):
         for name in self._terms:
             self._memory[self._counts[name]] = 0
         self.trace.computed_ns = called = time.perf_counter_ns()
-        self._links.barrier(b"rows")
+        self._links.barrier()
         for name in self._own:
             terms = [*self._terms[name]]
             terms[self.rank] = self._gradient(name)
             tree_sum(terms, out=self._sums[name])
             self._memory[self._counts[name]] += 1
-        self._links.barrier(b"sums")
+        self._links.barrier()
         for name, parameter in self._trained.items():
             parameter.grad = self._sums[name]
         done = time.perf_counter_ns()
@@ -161,7 +161,7 @@ class OneCopy(Flat):
     def on_step(self) -> None:
         """Wait until all parameters are stepped; the optimizer calls it."""
         start = time.perf_counter_ns()
-        self._links.barrier(b"parameters")
+        self._links.barrier()
         self.trace.optimizer_ns = time.perf_counter_ns() - start
 
     def moments(self, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -20,7 +20,7 @@ from minitrain.train.config import RunConfig
 from minitrain.train.loop import train
 from minitrain.train.observer import Observer
 from minitrain.train.precision import Precision
-from minitrain.train.rng import untouched_buffers, untouched_random_state
+from minitrain.train.rng import untouched
 from minitrain.train.step_record import (
     Row,
     TrainResult,
@@ -64,7 +64,7 @@ def add_probes(result: TrainResult, worker: Worker) -> None:
         worker.model.zero_grad()
         # nothing is trained with it any more
         worker.precision, worker.optimizer = precision, NO_STEP
-        with untouched_buffers(worker.model), untouched_random_state():
+        with untouched(worker.model):
             seen = _once(worker, step)
         result.probes[name] = seen.shares()
         for parameter, gradient in seen.gradients.items():
@@ -81,7 +81,7 @@ def _why_not(worker: Worker, step: int) -> str:
     part = worker.batches.micro_batches(step)[0]
     sync.model.zero_grad()
     try:
-        with untouched_buffers(sync.model), untouched_random_state(), sync.no_sync():
+        with untouched(sync.model), sync.no_sync():
             loss = worker.batches.loss(sync.module, part.inputs)
             loss.backward()
     except Exception as error:

@@ -15,7 +15,7 @@ from minitrain.core.errors import UserError
 from minitrain.core.load import Usage
 from minitrain.data.batches import MicroBatch
 from minitrain.train.clock import NS_PER_MS, Row, StepClock, bucket_times
-from minitrain.train.rng import untouched_buffers, untouched_random_state
+from minitrain.train.rng import untouched
 from minitrain.train.step_record import StepRecord, TrainResult
 
 if TYPE_CHECKING:
@@ -100,9 +100,8 @@ class StepObserver(Observer):
         on_gpu = worker.device.type == "cuda"
         wait = torch.cuda.synchronize if on_gpu else (lambda: None)
         self.clock = StepClock(wait, watches)
-        self.losses: list[list[float]] = []
-        self.digests: list[tuple[int, ...]] = []
-        self.timings: list[Row] = []
+        rows, sampled = self.recorder.rows, self.recorder.sampled
+        self.result = TrainResult(hashes=rows, sampled=sampled)
         self._step = 0
         # between two steps a checkpoint was written or read
         self._was_interrupted = False
@@ -114,7 +113,7 @@ class StepObserver(Observer):
 
     def kept(self) -> Row:
         self._was_interrupted = True
-        lists = {name: getattr(self, name) for name in LISTS}
+        lists = {name: getattr(self.result, name) for name in LISTS}
         return lists | {"used": astuple(self.usage())} | self.recorder.kept()
 
     def sampled(self) -> dict[str, Tensor]:
@@ -124,21 +123,16 @@ class StepObserver(Observer):
     def restore(self, kept: Row) -> None:
         self._was_interrupted = True
         for name in LISTS:
-            setattr(self, name, kept[name])
+            setattr(self.result, name, kept[name])
         self._used = Usage(*kept["used"])
         # as they were before JSON, which knows lists alone
-        self.digests = [tuple(digests) for digests in self.digests]
+        self.result.digests = [tuple(digests) for digests in kept["digests"]]
         self.recorder.restore(kept)
 
     def usage(self) -> Usage:
         """Return what the rank used since its first step, in all its processes."""
         used = Usage.now().since(self._began)
         return used if self._used is None else used.plus(self._used)
-
-    def result(self) -> TrainResult:
-        """Return what was seen so far."""
-        rows, sampled = self.recorder.rows, self.recorder.sampled
-        return TrainResult(self.losses, self.digests, self.timings, rows, sampled)
 
     def begin(self, step: int) -> None:
         self._step = step
@@ -210,21 +204,19 @@ class StepObserver(Observer):
         # of several passes DDP times the last one alone
         if (self.clock.watches or not self._records) and len(computed) == 1:
             row |= self.worker.sync.logged()
-        self.timings.append(row | {"tokens": sum(one.num_targets for one in computed)})
+        row["tokens"] = sum(one.num_targets for one in computed)
+        result = self.result
+        result.timings.append(row)
         if self._records:
-            self._keep(computed)
+            result.digests.append(tuple(d for one in computed for d in one.digests))
+            result.losses.append(self.shares())
+            self.recorder.fed(self._step, computed)
         self.clock.restart()
-
-    def _keep(self, computed: Sequence[MicroBatch]) -> None:
-        self.digests.append(tuple(d for one in computed for d in one.digests))
-        self.losses.append(self.shares())
-        self.recorder.fed(self._step, computed)
 
     def _backward_alone_ms(self) -> float:
         # without communication, and without leaving a trace behind
         worker, clock, total = self.worker, self.clock, 0
-        untouched = untouched_buffers(worker.model), untouched_random_state()
-        with untouched[0], untouched[1], worker.sync.no_sync():
+        with untouched(worker.model), worker.sync.no_sync():
             for micro_batch in self._micro_batches:
                 loss = worker.forward(micro_batch)
                 barrier()

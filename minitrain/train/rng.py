@@ -65,11 +65,12 @@ def untouched_random_state() -> Iterator[None]:
 
 
 @contextmanager
-def untouched_buffers(model: nn.Module) -> Iterator[None]:
-    """Undo what forward passes inside do to buffers, also after an error."""
+def untouched(model: nn.Module) -> Iterator[None]:
+    """Undo changes of generators and of the model's buffers, also after an error."""
     saved = copy_buffers(model)
     try:
-        yield
+        with untouched_random_state():
+            yield
     finally:
         load_buffers(model, saved)
 

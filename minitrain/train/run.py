@@ -192,7 +192,7 @@ def run_rank(
         state = {}
     # copies: what follows may change buffers
     state = {name: tensor.clone() for name, tensor in state.items()}
-    result = seen.result()
+    result = seen.result
     add_probes(result, worker)
     result.hashes += [unwatched] if unwatched else []
     worker.close()

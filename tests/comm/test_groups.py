@@ -15,8 +15,7 @@ from torch import nn
 from waiting import GENEROUS_S
 
 from minitrain.comm import groups as ddp
-from minitrain.comm.groups import start_up
-from minitrain.comm.torch_private import group_timeout_s
+from minitrain.comm.groups import group_timeout_s, start_up
 from minitrain.core.errors import RankError, UserError
 from minitrain.harness.launcher import launch
 
@@ -148,10 +147,10 @@ def start_late() -> tuple[float, float]:
     time.sleep(late_s)
     with ddp.distributed(timeout_s=0.5):
         with start_up():
-            within_s = group_timeout_s(None)
+            within_s = group_timeout_s()
             time.sleep(late_s)
             ddp.barrier()
-        return within_s, group_timeout_s(None)
+        return within_s, group_timeout_s()
 
 
 def test_a_rank_that_starts_late_is_waited_for() -> None:
