@@ -52,12 +52,8 @@ def hosts_of(group: dist.ProcessGroup | None = None) -> list[list[int]]:
 
 
 def _host() -> tuple[str, ...]:
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        spaces = [os.readlink(f"/proc/self/ns/{kind}") for kind in ("pid", "net")]
-    except OSError:
-        return (socket.gethostname(),)
-    return (boot, *spaces)
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return (boot, *(os.readlink(f"/proc/self/ns/{kind}") for kind in ("pid", "net")))
 
 
 def _gather(mine: Any, group: dist.ProcessGroup | None) -> list[Any]:

@@ -10,7 +10,7 @@ import itertools
 import json
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -113,20 +113,31 @@ def require_same(
 def _difference(everyone: list[tuple[str, dict[str, Any]]]) -> str:
     (host, first), *others = everyone
     for rank, (there, facts) in enumerate(others, 1):
-        for name in {**first, **facts}:
-            if facts.get(name) != first.get(name):
-                return (
-                    f"host {there} (rank {rank}): {name} = {_short(facts.get(name))}, "
-                    f"but {_short(first.get(name))} on host {host} (rank 0): hosts of "
-                    "a run must have the same code, data, parameters and torch"
-                )
+        name, ours, theirs = differing_fact(first, facts)
+        if name:
+            return (
+                f"host {there} (rank {rank}): {name} = {theirs}, but {ours} on host "
+                f"{host} (rank 0): hosts of a run must have the same code, data, "
+                "parameters and torch"
+            )
     return ""
 
 
-def _short(value: Any) -> str:
-    # the first characters of a hash are enough
-    text = repr(value)
-    return text if len(text) < 64 else f"{text[:16]}..."
+def differing_fact(
+    ours: Mapping[str, Any], theirs: Mapping[str, Any], *, but: Sequence[str] = ()
+) -> tuple[str, str, str]:
+    """Return the first name, ``but`` these, whose plain values differ, and the start of
+    both values as text; three empty texts if there is none.
+    """
+    for name in {**ours, **theirs}:
+        values = ours.get(name), theirs.get(name)
+        if name not in but and values[0] != values[1]:
+            # the first characters of a hash are enough
+            one, other = (
+                t if len(t) < 64 else f"{t[:16]}..." for t in map(str, values)
+            )
+            return name, one, other
+    return "", "", ""
 
 
 def interfaces() -> str:

@@ -52,14 +52,7 @@ def who_sees(folder: Path) -> list[bool]:
     """
     # what lies in the same place on another host is none of rank 0's
     mark = folder / f"{MARK}{only_first(lambda: secrets.token_hex(8))}"
-    only_first(lambda: _leave(mark))
+    only_first(mark.touch)
     seen = everyone(mark.exists)
     only_first(mark.unlink)
     return seen
-
-
-def _leave(mark: Path) -> None:
-    # of a run that was killed just here
-    for stale in mark.parent.glob(f"{MARK}*"):
-        stale.unlink(missing_ok=True)
-    mark.touch()

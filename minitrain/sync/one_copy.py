@@ -12,12 +12,12 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from itertools import accumulate, count, pairwise
-from typing import Any, ClassVar
+from itertools import accumulate, count
+from typing import ClassVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from minitrain.comm.groups import group_timeout_s
 from minitrain.comm.shared_memory import ALIGNMENT
@@ -39,6 +39,7 @@ class OneCopy(Flat):
     """
 
     guarantees: ClassVar[Guarantees] = GUARANTEES["one_copy"]
+    holds_a_part: ClassVar[bool] = True
 
     def set_up(self) -> None:
         super().set_up()
@@ -48,7 +49,6 @@ class OneCopy(Flat):
                 f"train.sync = 'one_copy': {len(trained)} trained parameters for "
                 f"{self.world_size} processes: must be at least one for each"
             )
-        _refuse_aliases(self.model)
         owners = _owners(trained, self.world_size)
         self._own = [name for name in trained if owners[name] == self.rank]
         sizes = (-(-p.nbytes // ALIGNMENT) * ALIGNMENT for p in named.values())
@@ -167,36 +167,6 @@ class OneCopy(Flat):
     def moments(self, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
         return gather_moments(self, super().moments(optimizer))
 
-    def _numbers(self) -> list[int]:
-        # of the parameters that this rank steps, among all of the model
-        names = enumerate(name for name, _ in self.model.named_parameters())
-        return [number for number, name in names if name in self._terms]
-
-    def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """Return the state of all ranks, as of an optimizer of the whole model, so
-        that another number of ranks can go on from it. Collective.
-        """
-        state, numbers = optimizer.state_dict(), self._numbers()
-        own = {numbers[place]: kept for place, kept in state["state"].items()}
-        parts: list[Any] = [None] * self.world_size
-        dist.all_gather_object(parts, own, group=self.group)
-        found = {number: kept for part in parts for number, kept in part.items()}
-        (group,) = state["param_groups"]
-        every = [*range(len(list(self.model.parameters())))]
-        return {
-            "state": {number: found[number] for number in sorted(found)},
-            "param_groups": [{**group, "params": every}],
-        }
-
-    def restore_optimizer(
-        self, optimizer: torch.optim.Optimizer, state: dict[str, Any]
-    ) -> None:
-        places, (group,) = enumerate(self._numbers()), state["param_groups"]
-        kept = state["state"]
-        own = {place: kept[n] for place, n in places if n in kept}
-        groups = [{**group, "params": [*range(len(self._numbers()))]}]
-        optimizer.load_state_dict({"state": own, "param_groups": groups})
-
     def traffic(self) -> Traffic:
         return self._agreed
 
@@ -208,19 +178,6 @@ class OneCopy(Flat):
     @staticmethod
     def reference(gradients: Sequence[Tensor]) -> Tensor:
         return tree_sum(gradients)
-
-
-def _refuse_aliases(model: nn.Module) -> None:
-    # what moves to another memory no longer changes with what stays
-    named = dict(model.named_parameters())
-    tensors = [*model.named_buffers(), *named.items()]
-    spans = [(t.data_ptr(), t.data_ptr() + t.nbytes, n) for n, t in tensors if t.nbytes]
-    for (_, end, name), (start, _, other) in pairwise(sorted(spans)):
-        if start < end and {name, other} & named.keys():
-            raise UserError(
-                f"train.sync = 'one_copy': {name} and {other} share memory: they must "
-                "be one Parameter, or tensors of their own; else use shm"
-            )
 
 
 def _owners(parameters: Mapping[str, Tensor], world_size: int) -> dict[str, int]:

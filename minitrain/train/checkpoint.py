@@ -200,9 +200,6 @@ def _is_locked(folder: Path) -> bool:
     # a holder that has done with it removes it, at any moment
     with suppress(FileNotFoundError):
         folder.mkdir(parents=True, exist_ok=True)
-        for above in (folder.parent, folder.parent.parent):
-            # a power cut must not lose the way to it
-            fsync(above)
         descriptor = _held.pop(folder.resolve(), None) or os.open(folder, os.O_RDONLY)
         with suppress(BlockingIOError, FileNotFoundError):
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from minitrain.comm.store import differing_fact
 from minitrain.core.files import read_json, sha256_file
 from minitrain.core.params import Params
 from minitrain.core.provenance import bits_depend_on
@@ -86,15 +87,8 @@ def difference(
     theirs: Mapping[str, Any], ours: Mapping[str, Any], *, but: tuple[str, ...] = ()
 ) -> str:
     """Return the first difference of two identities, in words; empty for none."""
-    for key in {**ours, **theirs}:
-        if key not in but and theirs.get(key) != ours.get(key):
-            return f"{key} = {_short(theirs.get(key))}, here {_short(ours.get(key))}"
-    return ""
-
-
-def _short(value: Any) -> str:
-    text = str(value)
-    return text if len(text) < 64 else f"{text[:12]}..."
+    key, *values = differing_fact(ours, theirs, but=but)
+    return "{0} = {2}, here {1}".format(key, *values) if key else ""
 
 
 def _sha256_of(*paths: Path) -> str:

@@ -195,7 +195,7 @@ class StepObserver(Observer):
         }
         self._was_interrupted = False
         if row["recorded"]:
-            self.recorder.state(self._step, self.worker.precision.state())
+            self.recorder.state(self._step, self.worker.precision.scaler.state_dict())
             # a difference in hashing must not become the next step's wait
             barrier()
         if self.clock.kind == "bracketed":

@@ -83,7 +83,7 @@ class Worker:
 
     def backward(self, loss: Tensor, micro_batch: MicroBatch) -> None:
         """Add the gradients of ``micro_batch``, weighted and scaled, to ``.grad``."""
-        self.precision.scale(self.weighted(loss, micro_batch)).backward()
+        self.precision.scaler.scale(self.weighted(loss, micro_batch)).backward()
 
     def unscale(self) -> None:
         """Bring the gradients to the scale of the loss."""
@@ -107,7 +107,7 @@ class Worker:
         return {
             "model": _tensors_of(self.model),
             "optimizer": _local(self.sync.optimizer_state(self.optimizer)),
-            "precision": self.precision.state(),
+            "precision": self.precision.scaler.state_dict(),
             "sync": self.sync.kept(),
             "random": random_state(),
             "streams": {shard: stream.state for shard, stream in streams.items()},
@@ -123,7 +123,7 @@ class Worker:
             for name, tensor in _tensors_of(self.model).items():
                 tensor.copy_(kept["model"][name])
         self.sync.restore_optimizer(self.optimizer, kept["optimizer"])
-        self.precision.restore(kept["precision"])
+        self.precision.scaler.load_state_dict(kept["precision"])
         self.sync.restore(kept["sync"])
         self.model.zero_grad()
         self.observer.restore(json.loads(kept["seen"]))

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -135,38 +134,6 @@ def test_cause_is_found_though_the_other_rank_steps_first() -> None:
     assert "the ranks count otherwise" in str(ladder.divergence)
 
 
-def goes_on_from_the_other(precision: str) -> list[bool]:
-    """Three steps by each strategy, then two more from what the other has kept; which
-    parts of both are equal.
-    """
-    with distributed():
-        trials = [trial_of(n, precision=precision) for n in ("ddp", "one_copy")]
-        ranks = [Worker(trial) for trial in trials]
-        for rank in ranks:
-            train(rank, range(3))
-        kept = [deepcopy(rank.kept()) for rank in ranks]
-        ddp, ours = (one["optimizer"] for one in kept)
-        same = [ddp["param_groups"] == ours["param_groups"]]
-        same += [[*ddp["state"]] == [*ours["state"]]]
-        for number, one in ddp["state"].items():
-            same += [torch.equal(one[key], ours["state"][number][key]) for key in one]
-        for rank, other in zip(ranks, reversed(kept), strict=True):
-            rank.restore(other)
-            train(rank, range(3, 5))
-        ends = [rank.sync.state_dict() for rank in ranks]
-        same += [torch.equal(ends[0][name], ends[1][name]) for name in ends[0]]
-        for rank in ranks:
-            rank.close()
-    return same
-
-
-def test_a_checkpoint_is_that_of_ddp() -> None:
-    for found in launch(goes_on_from_the_other, 2, "fp16"):
-        assert all(found)
-        # six parameters, and of each a step and two moments
-        assert len(found) == 6 + 2 + 6 * 3
-
-
 @pytest.mark.parametrize("name", ["adamw", "sgd"])
 def test_fused_optimizer_in_run_and_replay(name: str) -> None:
     trial = replace(make_run(), optimizer=name, fused_optimizer=True)
@@ -251,16 +218,11 @@ def test_what_it_cannot_do_is_refused_in_a_line() -> None:
 
 
 def test_parameters_that_lie_side_by_side_or_are_empty_or_tied() -> None:
-    both = torch.ones(2, 3)
     model: Any = nn.Module()
-    model.a, model.b, model.none = map(nn.Parameter, (*both, torch.ones(0, 2)))
+    tensors = (*torch.ones(2, 3), torch.ones(0, 2))
+    model.a, model.b, model.none = map(nn.Parameter, tensors)
     model.tied = model.a
     with distributed():
-        for part in (both[1, 1:], both):
-            model.register_buffer("view", part)
-            line = refusal(OneCopy, model, Defaults())
-            assert re.match("train.sync = .one_copy.: .*view.* share memory", line)
-            del model.view
         sync = OneCopy(model, Defaults())
         sync.begin()
         with sync.micro_step(0, True):

@@ -9,7 +9,6 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from one_line import refusal
 from tiny import (
     NUM_STEPS,
     one_process_tiny,
@@ -39,7 +38,7 @@ from minitrain.sync.strategy import Traffic
 from minitrain.train.clock import Row
 from minitrain.train.loop import train
 from minitrain.train.observer import StepObserver
-from minitrain.train.run import Inject, Job, preflight
+from minitrain.train.run import Inject
 from minitrain.train.worker import Worker
 
 pytestmark = pytest.mark.slow
@@ -120,19 +119,6 @@ def test_other_models_pass_every_rung_that_can_be_asked(
     has_buffers = factory in ("batch_norm", "counting", "with_mask")
     assert found.pop("replay_buffers") == ("equal" if has_buffers else "not run")
     assert set(found.values()) == {"equal"}
-
-
-def test_fused_optimizer_of_a_complex_parameter_is_refused(shards: Path) -> None:
-    def check(factory: str, fused: bool) -> None:
-        tiny = tiny_params(fused_optimizer=fused, threads_per_process=1)
-        params = with_factory(tiny, f"other_models:{factory}")
-        preflight(Job(params, "gloo", 1, shards / "world-1", Path(), Path()))
-
-    check("turning", fused=False)
-    check("dropout", fused=True)
-    assert refusal(check, "turning", fused=True).startswith(
-        "train.fused_optimizer = true: parameter middle.turn is of torch.complex64"
-    )
 
 
 def test_each_rank_has_its_own_seed_and_all_start_from_rank_0(shards: Path) -> None:

@@ -131,7 +131,7 @@ def test_ddp_goes_on_with_a_line_and_a_whole_record(
     assert losses[1] == pytest.approx(losses[0], rel=1e-3)
 
 
-@pytest.mark.parametrize("sync", ["zero1", "fsdp", "powersgd"])
+@pytest.mark.parametrize("sync", ["zero1", "fsdp", "powersgd", "one_copy"])
 def test_parts_of_ranks_are_not_dealt_anew(
     shards: Path, tmp_path: Path, sync: str
 ) -> None:
