@@ -13,11 +13,12 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 from weakref import WeakSet
 
 import torch.distributed as dist
 
+from minitrain.comm.together import everyone
 from minitrain.core.errors import RankError, UserError
 
 # a message between two ranks: the number of the sender, or of a rank that it lost
@@ -28,14 +29,11 @@ CLOSED = "connection closed by peer"
 
 
 class Seat(NamedTuple):
-    """Host and process of a rank, the address of its door, and whether it has made the
-    memory, as the first rank does.
-    """
+    """Host and process of a rank, and the address at which it accepts connections."""
 
     host: tuple[str, ...]
     pid: int
     address: str
-    has_memory: bool
 
 
 def hosts_of(group: dist.ProcessGroup | None = None) -> list[list[int]]:
@@ -46,7 +44,7 @@ def hosts_of(group: dist.ProcessGroup | None = None) -> list[list[int]]:
     other's processes and network.
     """
     hosts: dict[tuple[str, ...], list[int]] = {}
-    for rank, host in enumerate(_gather(_host(), group)):
+    for rank, host in enumerate(everyone(_host, group)):
         hosts.setdefault(host, []).append(rank)
     return list(hosts.values())
 
@@ -54,12 +52,6 @@ def hosts_of(group: dist.ProcessGroup | None = None) -> list[list[int]]:
 def _host() -> tuple[str, ...]:
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return (boot, *(os.readlink(f"/proc/self/ns/{kind}") for kind in ("pid", "net")))
-
-
-def _gather(mine: Any, group: dist.ProcessGroup | None) -> list[Any]:
-    everyones: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(everyones, mine, group=group)
-    return everyones
 
 
 def meet(
@@ -74,24 +66,27 @@ def meet(
     Raises UserError unless all are on one host that has so much memory, and RankError
     that names a rank which ends meanwhile or does not answer for ``timeout_s`` seconds.
     """
-    rank, everyone = dist.get_rank(group), dist.get_process_group_ranks(group)
-    members = range(len(everyone)) if among is None else among
-    names = [everyone[member] for member in members]
-    memory = _allocate(memory_bytes) if rank == members[0] else None
+    rank, ranks = dist.get_rank(group), dist.get_process_group_ranks(group)
+    members = range(len(ranks)) if among is None else among
+    names = [ranks[member] for member in members]
     links = Links(members.index(rank), names, timeout_s)
+    # a leading zero: an abstract address, which no file stands for
+    address = f"\0minitrain-{secrets.token_hex(16)}"
+    memory: int | None = None
+
+    def take_seat() -> Seat:
+        nonlocal memory
+        if rank == members[0]:
+            memory = _allocate(memory_bytes)
+        return Seat(_host(), os.getpid(), address)
+
     try:
         with socket.socket(socket.AF_UNIX) as door:
-            # a leading zero: an abstract address, which no file stands for
-            address = f"\0minitrain-{secrets.token_hex(16)}"
             door.bind(address)
             door.listen(len(names))
-            seat = Seat(_host(), os.getpid(), address, memory is not None)
-            found = _gather(seat, group)
+            found = everyone(take_seat, group)
             seats = [found[member] for member in members]
             _require_one_host(names, seats)
-            if not seats[0].has_memory:
-                size = f"{memory_bytes / 2**20:.0f} MiB"
-                raise UserError(f"shared memory: this host has no {size} left")
             links.connect(door, seats)
             memory = links.share(memory)
             return links, mmap.mmap(memory, memory_bytes)
@@ -103,14 +98,15 @@ def meet(
             os.close(memory)
 
 
-def _allocate(size: int) -> int | None:
+def _allocate(size: int) -> int:
     memory = os.memfd_create("minitrain")
     try:
         # all of it now: later, a shortage would kill the rank that writes
         os.posix_fallocate(memory, 0, size)
     except OSError:
         os.close(memory)
-        return None
+        short = f"shared memory: this host has no {size / 2**20:.0f} MiB left"
+        raise UserError(short) from None
     return memory
 
 

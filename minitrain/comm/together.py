@@ -13,10 +13,12 @@ T = TypeVar("T")
 MARK = ".seen-by-all."
 
 
-def everyone(action: Callable[[], T]) -> list[T]:
-    """Call ``action`` on every rank -> what each got, by rank, on all of them.
+def everyone(
+    action: Callable[[], T], group: dist.ProcessGroup | None = None
+) -> list[T]:
+    """Call ``action`` on every rank of ``group`` and return all results, by rank.
 
-    An OSError or UserError of one is raised on all, so that no rank waits for one
+    An OSError or UserError of one rank is raised on all, so that no rank waits for one
     that gave up. Collective; without a process group there is one rank.
     """
     mine: Any
@@ -26,8 +28,8 @@ def everyone(action: Callable[[], T]) -> list[T]:
         mine = (None, error)
     answers = [mine]
     if dist.is_initialized():
-        answers = [mine] * dist.get_world_size()
-        dist.all_gather_object(answers, mine)
+        answers = [mine] * dist.get_world_size(group)
+        dist.all_gather_object(answers, mine, group=group)
     for _, failure in answers:
         if failure is not None:
             raise failure

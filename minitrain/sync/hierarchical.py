@@ -31,9 +31,12 @@ class SharedMemory(StockDDP):
     # the rank adds by itself, so nothing is hidden: it waits once a step, not a bucket
     overlaps: ClassVar[bool] = False
 
+    # the ranks of this host, if not all of the group
+    _near: Sequence[int] | None = None
+
     def set_up(self) -> None:
         limit = group_timeout_s()
-        self._memory = SharedMemoryGroup(self.group, timeout_s=limit)
+        self._memory = SharedMemoryGroup(self.group, among=self._near, timeout_s=limit)
         super().set_up()
 
     def exchange(self, bucket: GradBucket) -> Reduced:
@@ -54,21 +57,18 @@ class SharedMemory(StockDDP):
         return tree_sum(gradients)
 
 
-class Hierarchical(StockDDP):
+class Hierarchical(SharedMemory):
     """The same on several hosts: buckets are summed inside each host, among the hosts'
     first ranks (the leaders) by gloo, and handed back. On one host it is ``shm``, with
     one rank a host ``ddp``, to the bit.
     """
 
     guarantees: ClassVar[Guarantees] = GUARANTEES["hierarchical"]
-    needs_hook: ClassVar[bool] = True
-    bucket_views: ClassVar[bool] = True
+    overlaps: ClassVar[bool] = True
 
     def set_up(self) -> None:
-        limit = group_timeout_s()
         hosts = self.trace.hosts = hosts_of(self.group)
-        (mine,) = (host for host in hosts if self.rank in host)
-        self._memory = SharedMemoryGroup(self.group, among=mine, timeout_s=limit)
+        (self._near,) = (host for host in hosts if self.rank in host)
         self._crosses_hosts = len(hosts) > 1
         # None on all ranks but the leaders, and on one host
         self._leaders: dist.ProcessGroup | None = None
@@ -77,31 +77,27 @@ class Hierarchical(StockDDP):
         if self._crosses_hosts:
             names = [f"leaders-{secrets.token_hex(16)}"]
             dist.broadcast_object_list(names, group=self.group, group_src=0)
-            if self.rank == mine[0]:
+            if self.rank == self._near[0]:
                 ranks = dist.get_process_group_ranks(self.group)
                 leaders = [ranks[host[0]] for host in hosts]
-                self._leaders = group_by(leaders, names[0], limit)
+                self._leaders = group_by(leaders, names[0], group_timeout_s())
         super().set_up()
 
     def exchange(self, bucket: GradBucket) -> Reduced:
-        buffer = bucket.buffer().mul_(self.factor)
-        self._memory.all_reduce(buffer)
-        reduced = self._among_hosts(buffer)
-        if self._crosses_hosts:
-            self._under_way.append((buffer, reduced))
-            # the others of a host cannot see when their leader is done, so all of it
-            # waits for the network together, when nothing is left to compute
-            if bucket.is_last() or not self.tuning.overlap:
-                self._hand_back()
-        return reduced
-
-    def _among_hosts(self, buffer: Tensor) -> Reduced:
-        if self._leaders is not None:
-            work = dist.all_reduce(buffer, group=self._leaders, async_op=True)
-            return work.get_future().then(lambda future: future.value()[0])
-        reduced: Reduced = torch.futures.Future()
+        reduced = super().exchange(bucket)
         if not self._crosses_hosts:
-            reduced.set_result(buffer)
+            return reduced
+        buffer = bucket.buffer()
+        if self._leaders is None:
+            reduced = torch.futures.Future()
+        else:
+            work = dist.all_reduce(buffer, group=self._leaders, async_op=True)
+            reduced = work.get_future().then(lambda future: future.value()[0])
+        self._under_way.append((buffer, reduced))
+        # the others of a host cannot see when their leader is done, so all of it waits
+        # for the network together, when nothing is left to compute
+        if bucket.is_last() or not self.tuning.overlap:
+            self._hand_back()
         return reduced
 
     def _hand_back(self) -> None:
@@ -114,10 +110,10 @@ class Hierarchical(StockDDP):
         self._under_way.clear()
 
     def traffic(self) -> Traffic:
-        return {} if self._leaders is None else super().traffic()
+        return {} if self._leaders is None else StockDDP.traffic(self)
 
     def close(self) -> None:
-        self._memory.close()
+        super().close()
         if self._leaders is not None:
             dist.destroy_process_group(self._leaders)
             self._leaders = None

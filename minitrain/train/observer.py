@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import astuple
 from typing import TYPE_CHECKING
 
 import torch
@@ -106,15 +105,13 @@ class StepObserver(Observer):
         # between two steps a checkpoint was written or read
         self._was_interrupted = False
         self._records = records
-        # what this process used, and those before it from which it went on
         self._began = Usage.now()
-        self._used: Usage | None = None
         self.place = my_heartbeat() if records else Heartbeat()
 
     def kept(self) -> Row:
         self._was_interrupted = True
         lists = {name: getattr(self.result, name) for name in LISTS}
-        return lists | {"used": astuple(self.usage())} | self.recorder.kept()
+        return lists | self.recorder.kept()
 
     def sampled(self) -> dict[str, Tensor]:
         # the same everywhere, as their hashes show: those of one rank are enough
@@ -124,15 +121,13 @@ class StepObserver(Observer):
         self._was_interrupted = True
         for name in LISTS:
             setattr(self.result, name, kept[name])
-        self._used = Usage(*kept["used"])
         # as they were before JSON, which knows lists alone
         self.result.digests = [tuple(digests) for digests in kept["digests"]]
         self.recorder.restore(kept)
 
     def usage(self) -> Usage:
-        """Return what the rank used since its first step, in all its processes."""
-        used = Usage.now().since(self._began)
-        return used if self._used is None else used.plus(self._used)
+        """Return the usage of this process since the worker was built."""
+        return Usage.now().since(self._began)
 
     def begin(self, step: int) -> None:
         self._step = step
