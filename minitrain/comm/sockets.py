@@ -1,7 +1,7 @@
-"""Links between the ranks of one host: a socket between every two, and one memory.
+"""Links between the ranks of one host: sockets between all pairs and shared memory.
 
-None of it has a name in the file system, and it is gone with its ranks, after kill -9
-too. Linux only.
+Neither has a name in the file system, so nothing is left behind, also after kill -9.
+Linux only.
 """
 
 import mmap
@@ -23,7 +23,7 @@ from minitrain.core.errors import RankError, UserError
 
 # a message between two ranks: the number of the sender, or of a rank that it lost
 WORD_BYTES = 2
-# about what it costs to fall asleep and be woken
+# about the cost of falling asleep and being woken
 LISTEN_AWAKE_S = 100e-6
 CLOSED = "connection closed by peer"
 
@@ -37,11 +37,11 @@ class Seat(NamedTuple):
 
 
 def hosts_of(group: dist.ProcessGroup | None = None) -> list[list[int]]:
-    """The ranks of each host, as ``group`` numbers them, hosts in the order of their
-    first ranks. Collective.
+    """Return the ranks of each host, numbered as in ``group``, hosts in the order of
+    their first ranks. Collective.
 
-    Ranks share a host, and can share memory, where they run on one kernel and see each
-    other's processes and network.
+    Ranks share a host, and can share memory, if they have one kernel and one namespace
+    of processes and of networks.
     """
     hosts: dict[tuple[str, ...], list[int]] = {}
     for rank, host in enumerate(everyone(_host, group)):
@@ -60,17 +60,23 @@ def meet(
     timeout_s: float,
     among: Sequence[int] | None = None,
 ) -> tuple["Links", mmap.mmap]:
-    """Link all ranks of ``group`` and map one memory of zeros in each. Collective.
+    """Link ranks and map one memory of zeros in each. Collective.
 
-    ``among``: only those, as ``group`` numbers them; all of it call in any case.
-    Raises UserError unless all are on one host that has so much memory, and RankError
-    that names a rank which ends meanwhile or does not answer for ``timeout_s`` seconds.
+    Args:
+        group: Ranks that call this; None for all.
+        memory_bytes: Size of the memory.
+        timeout_s: Limit in seconds of the connection, and then of each barrier.
+        among: Ranks of ``group`` to link to this one, itself included; None for all.
+
+    Raises:
+        UserError: The linked ranks are on several hosts, or lack the memory.
+        RankError: The rank that it names ended or did not answer in time.
     """
     rank, ranks = dist.get_rank(group), dist.get_process_group_ranks(group)
     members = range(len(ranks)) if among is None else among
     names = [ranks[member] for member in members]
     links = Links(members.index(rank), names, timeout_s)
-    # a leading zero: an abstract address, which no file stands for
+    # the leading zero makes it an abstract address, without a file
     address = f"\0minitrain-{secrets.token_hex(16)}"
     memory: int | None = None
 
@@ -101,7 +107,7 @@ def meet(
 def _allocate(size: int) -> int:
     memory = os.memfd_create("minitrain")
     try:
-        # all of it now: later, a shortage would kill the rank that writes
+        # reserve all of it: a later shortage would kill the rank that writes
         os.posix_fallocate(memory, 0, size)
     except OSError:
         os.close(memory)
@@ -115,14 +121,13 @@ def _require_one_host(names: Sequence[int], seats: Sequence[Seat]) -> None:
         if seat.host != seats[0].host:
             raise UserError(
                 f"shared memory: rank {name} is on another host than rank {names[0]}, "
-                "or in a container of its own; it needs all ranks on one"
+                "or in another container; all ranks must be on one"
             )
 
 
 class Links:
-    """A socket to every other rank; ``names`` are what errors call them.
-
-    ``timeout_s``: seconds that a meeting, and then each barrier, may take.
+    """Sockets to all other ranks; errors name rank r ``names[r]``. Connecting, and then
+    each barrier, may take ``timeout_s`` seconds.
     """
 
     def __init__(self, rank: int, names: Sequence[int], timeout_s: float) -> None:
@@ -134,15 +139,15 @@ class Links:
         _open_links.add(self)
 
     def connect(self, door: socket.socket, seats: Sequence[Seat]) -> None:
-        """Knock at the doors of the ranks below, and let in those above, at ``door``.
+        """Connect to the ranks below, and accept those above at the socket ``door``.
 
-        Raises RankError that names one of those that did neither in time.
+        Raises RankError that names a rank which ended or was not ready in time.
         """
         deadline = time.monotonic() + self._timeout_s
         for rank, seat in enumerate(seats[: self._rank]):
             line = self._peers[rank] = socket.socket(socket.AF_UNIX)
             try:
-                # a door before which too many stand is refused at once
+                # the backlog holds all ranks, so a refusal means that the rank ended
                 line.setblocking(False)
                 line.connect(seat.address)
                 line.setblocking(True)
@@ -157,7 +162,7 @@ class Links:
                 line, _ = door.accept()
             except TimeoutError:
                 self._give_up(min(missing.values()), self._silence)
-            # any process of this host can connect; the kernel knows which it is
+            # any process of this host can connect: ask the kernel for its id
             known = missing.pop(_process_behind(line), None)
             if known is None:
                 line.close()
@@ -167,12 +172,12 @@ class Links:
         self._peers = dict(sorted(self._peers.items()))
 
     def share(self, memory: int | None) -> int:
-        """Send the descriptor of the first rank's ``memory`` to all -> that of this
-        rank. Collective.
+        """Send the descriptor of the first rank's ``memory`` to all, and return this
+        rank's own. Collective.
         """
         if memory is not None:
             for peer in self._peers.values():
-                # a rank that has gone is named by the barrier
+                # the barrier names a rank that ended
                 with suppress(OSError):
                     socket.send_fds(peer, [b"m"], [memory])
         else:
@@ -196,24 +201,24 @@ class Links:
         """
         deadline = time.monotonic() + self._timeout_s
         for peer in self._peers.values():
-            # one that has gone may still have sent its word: received below
+            # a rank that ended may have sent its word before: received below
             with suppress(OSError):
                 peer.send(self._words[self._rank])
         for rank, peer in self._peers.items():
             try:
-                heard = _listen(peer, deadline)
+                received = _listen(peer, deadline)
             except TimeoutError:
                 self._give_up(rank, self._silence)
             except ConnectionError:
-                heard = b""
-            if not heard:
+                received = b""
+            if not received:
                 self._give_up(rank, CLOSED)
-            if heard != self._words[rank]:
-                lost = self._words.index(heard)
+            if received != self._words[rank]:
+                lost = self._words.index(received)
                 self._give_up(lost, f"says rank {self._names[rank]}")
 
     def close(self) -> None:
-        """Close the sockets: a rank that waits for this one gets an error at once."""
+        """Close the sockets, so that ranks that wait for this one fail at once."""
         for peer in self._peers.values():
             peer.close()
 
@@ -222,7 +227,7 @@ class Links:
         return f"no answer within {self._timeout_s:g} s"
 
     def _give_up(self, lost: int, why: str) -> NoReturn:
-        # else the others would take this rank, which leaves now, for the lost one
+        # else the others would report this rank, which exits now, as the lost one
         for peer in self._peers.values():
             with suppress(OSError):
                 peer.send(self._words[lost])
@@ -231,26 +236,26 @@ class Links:
 
 
 def _process_behind(line: socket.socket) -> int:
-    # the process at the other end, of which the kernel knows
+    # from the kernel, so it cannot be forged
     who = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
     return int(struct.unpack("@iII", who)[0])
 
 
 def _left_s(deadline: float) -> float:
-    # 0 would mean not to wait at all
+    # a timeout of 0 would make the socket non-blocking
     return max(1e-6, deadline - time.monotonic())
 
 
 def _listen(peer: socket.socket, deadline: float) -> bytes:
-    # the next word, or none at the end: awake for a moment, then asleep
+    # spin for a moment, then sleep; empty if the connection was closed
     give_up = time.perf_counter() + LISTEN_AWAKE_S
     while time.perf_counter() < give_up:
         try:
             return peer.recv(WORD_BYTES, socket.MSG_DONTWAIT)
         except BlockingIOError:
-            # with more ranks than cores, the one waited for needs this core
+            # with more ranks than cores, the other rank may need this one
             os.sched_yield()
-    # Python keeps the time, which signals do not make longer, as they do the kernel's
+    # unlike a timeout of the kernel, Python's is not restarted by signals
     peer.settimeout(_left_s(deadline))
     try:
         return peer.recv(WORD_BYTES)
@@ -258,8 +263,8 @@ def _listen(peer: socket.socket, deadline: float) -> bytes:
         peer.settimeout(None)
 
 
-# A forked child, such as a worker of a data loader, would hold the ends of sockets open
-# after its rank was killed, and no other rank would learn of it.
+# A forked child, such as a data loader's worker, would keep the sockets open after its
+# rank was killed, and the other ranks would not notice.
 _open_links: WeakSet[Links] = WeakSet()
 
 

@@ -1,4 +1,4 @@
-"""Actions of all ranks at once, whose results or error all of them get."""
+"""Collective calls of Python functions: all ranks get the results, or the error."""
 
 import secrets
 from collections.abc import Callable
@@ -37,8 +37,8 @@ def everyone(
 
 
 def only_first(action: Callable[[], T]) -> T:
-    """Call ``action`` on rank 0 alone -> what it got, on all ranks. Collective, as
-    :func:`everyone` is.
+    """Call ``action`` on rank 0 and return its result on all ranks. Collective; errors
+    are those of :func:`everyone`.
     """
     rank = dist.get_rank() if dist.is_initialized() else 0
     first: Any = everyone(action if rank == 0 else lambda: None)[0]
@@ -47,12 +47,12 @@ def only_first(action: Callable[[], T]) -> T:
 
 
 def who_sees(folder: Path) -> list[bool]:
-    """Return which ranks see ``folder`` of rank 0, and not one of their own host.
-    Collective.
+    """Return by rank whether it sees the ``folder`` of rank 0, as ranks of one host or
+    with a shared file system do. Collective.
 
-    Raises OSError where rank 0 cannot write there.
+    Raises OSError if rank 0 cannot write there.
     """
-    # what lies in the same place on another host is none of rank 0's
+    # another host may have a folder of this name
     mark = folder / f"{MARK}{only_first(lambda: secrets.token_hex(8))}"
     only_first(mark.touch)
     seen = everyone(mark.exists)
