@@ -136,7 +136,7 @@ class SharedMemoryGroup:
             sent = piece
 
     def _add_chunks(self, flat: Tensor, slots: Tensor) -> None:
-        """Let each rank add one chunk; the shape of ``slots`` is (slot, writer, chunk, n).
+        """Let each rank add one chunk; ``slots``: (slot, writer, chunk, n).
 
         A piece takes three ticks: it is sent, added up and collected, while the pieces
         before and after it are in the other phases.

@@ -47,8 +47,8 @@ _joined = itertools.count()
 
 
 def our_store() -> Path | None:
-    """Return the store's file in a rank that our launcher started, and None in any other
-    process, such as one that a rank started.
+    """Return the store's file in a rank that our launcher started, and None in any
+    other process, such as one that a rank started.
     """
     if os.environ.get(LAUNCHER_PID) != str(os.getppid()) or STORE not in os.environ:
         return None

@@ -63,9 +63,9 @@ def set_group_timeout(seconds: float) -> None:
 
 def limit_silence(address: str, port: int, limit_s: float) -> None:
     """Limit each read of this process from ``address``:``port`` to ``limit_s`` seconds,
-    after which a TCPStore raises ``DistNetworkError``. Without it, it waits 15 minutes for
-    a host that vanished, and forever for one that was stopped. Torch does not expose its
-    socket.
+    after which a TCPStore raises ``DistNetworkError``. Without it, it waits 15 minutes
+    for a host that vanished, and forever for one that was stopped. Torch does not
+    expose its socket.
     """
     seconds, rest = divmod(limit_s, 1)
     limit = struct.pack("@ll", int(seconds), int(rest * 1e6))
@@ -88,8 +88,8 @@ def group_by(ranks: Sequence[int], name: str, timeout_s: float) -> dist.ProcessG
     """Create a gloo group of ``ranks`` of the world, collectively on these alone.
     ``name`` must be new, and the same on all of them.
 
-    ``new_group`` waits for all ranks of the world. With ``use_local_synchronization`` it
-    names the group by its ranks and this process's number of groups: if that number
+    ``new_group`` waits for all ranks of the world. With ``use_local_synchronization``
+    it names the group by its ranks and this process's number of groups: if that number
     differs between ranks, or the name was used before, they never connect.
     """
     torch_groups: Any = dist.distributed_c10d
@@ -127,8 +127,8 @@ def ddp_times_ns(ddp: Any) -> tuple[float, ...] | None:
 def around_parameter_broadcast(
     zero: Any, around: Callable[[Callable[[], None]], None]
 ) -> None:
-    """Let ``around`` call the function that broadcasts the parameters after each step of
-    a ZeroRedundancyOptimizer: its only communication, for which it has no hook.
+    """Let ``around`` call the function that broadcasts the parameters after each step
+    of a ZeroRedundancyOptimizer: its only communication, for which it has no hook.
     """
     broadcast = zero._sync_params
     zero._sync_params = lambda: around(broadcast)
@@ -159,8 +159,8 @@ def add_all(to: Sequence[Tensor], more: Sequence[Tensor]) -> None:
 
 
 def collective_name(func: Any) -> str | None:
-    """Return the name of a dispatched collective, such as ``allreduce_``; None for other
-    operators.
+    """Return the name of a dispatched collective, such as ``allreduce_``; None for
+    other operators.
     """
     namespace, _, name = func._schema.name.partition("::")
     # functional collectives have operators of their own, which call no c10d operator

@@ -208,8 +208,8 @@ def test_ranks_on_two_hosts_and_a_fault_that_the_comparison_sees() -> None:
     hosts, messages, right = zip(*answers, strict=True)
     assert hosts == ([[[0, 1]], [[0], [1]]],) * 2
     line = (
-        "shared memory: rank 1 is on another host than rank 0, or in another container; "
-        "all ranks must be on one"
+        "shared memory: rank 1 is on another host than rank 0, or in another "
+        "container; all ranks must be on one"
     )
     assert messages == (line, line)
     # rank 1 did not wait and added what was there before
