@@ -1,4 +1,4 @@
-"""DDP whose buckets are summed in memory that the processes of a host share."""
+"""DDP with buckets reduced in shared memory, on one host or inside each host."""
 
 import secrets
 from collections.abc import Sequence
@@ -20,15 +20,15 @@ from minitrain.sync.strategy import Traffic
 
 
 class SharedMemory(StockDDP):
-    """Stock DDP, with gloo's all-reduce replaced by one through shared memory: faster
-    than sockets, and without a thread of its own. At two ranks it has the bits of stock
-    DDP; at more, ranks are added in a tree instead of a ring.
+    """DDP with an all-reduce through shared memory, which is faster than gloo's sockets
+    and needs no thread. At two ranks it has the bits of stock DDP; at more, ranks are
+    added in a tree instead of a ring.
     """
 
     guarantees: ClassVar[Guarantees] = GUARANTEES["shm"]
     needs_hook: ClassVar[bool] = True
     bucket_views: ClassVar[bool] = True
-    # the rank adds by itself, so nothing is hidden: it waits once a step, not a bucket
+    # the rank's only thread adds, so overlap hides nothing: wait once per step instead
     overlaps: ClassVar[bool] = False
 
     # the ranks of this host, if not all of the group
@@ -58,9 +58,9 @@ class SharedMemory(StockDDP):
 
 
 class Hierarchical(SharedMemory):
-    """The same on several hosts: buckets are summed inside each host, among the hosts'
-    first ranks (the leaders) by gloo, and handed back. On one host it is ``shm``, with
-    one rank a host ``ddp``, to the bit.
+    """Shared memory inside each host, gloo between hosts: buckets are reduced inside
+    each host, then among the first ranks of the hosts (the leaders), and handed back.
+    On one host it has the bits of ``shm``, with one rank per host the bits of ``ddp``.
     """
 
     guarantees: ClassVar[Guarantees] = GUARANTEES["hierarchical"]
@@ -70,7 +70,7 @@ class Hierarchical(SharedMemory):
         hosts = self.trace.hosts = hosts_of(self.group)
         (self._near,) = (host for host in hosts if self.rank in host)
         self._crosses_hosts = len(hosts) > 1
-        # None on all ranks but the leaders, and on one host
+        # None except on the leaders of several hosts
         self._leaders: dist.ProcessGroup | None = None
         # buckets of this step that the leader has yet to hand back
         self._under_way: list[tuple[Tensor, Reduced]] = []
@@ -94,7 +94,7 @@ class Hierarchical(SharedMemory):
             work = dist.all_reduce(buffer, group=self._leaders, async_op=True)
             reduced = work.get_future().then(lambda future: future.value()[0])
         self._under_way.append((buffer, reduced))
-        # the others of a host cannot see when their leader is done, so all of it waits
+        # other ranks cannot see when their leader is done, so all ranks of a host wait
         # for the network together, when nothing is left to compute
         if bucket.is_last() or not self.tuning.overlap:
             self._hand_back()

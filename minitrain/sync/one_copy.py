@@ -1,10 +1,10 @@
-"""One copy of the parameters on a host, each stepped by the one rank that owns it.
+"""One copy of the parameters per host, each parameter stepped by the rank that owns it.
 
 All ranks map one memory: the parameters, and a row of gradients for each rank. A rank
-writes its gradients into its own row, but for the parameters that it owns: there it
-puts the sums over all ranks. A step has three barriers: rows are complete before they
-are added up, sums before they are used, parameters before the next forward pass. So
-nothing is gathered or copied back.
+writes gradients into its own row, except at parameters that it owns, where it writes
+the sums over all ranks. A step has three barriers: after the rows are written, after
+the sums are written, and after the parameters are stepped. Nothing is gathered or
+copied back.
 """
 
 import time
@@ -29,13 +29,13 @@ from minitrain.sync.guarantees import GUARANTEES, Guarantees
 from minitrain.sync.sharded import gather_moments
 from minitrain.sync.strategy import BucketEvent, Traffic, num_bytes
 
-# the calls of a step for one parameter take as long as a step of so many bytes
+# overhead of the optimizer's calls for one parameter, in bytes of parameters
 CALLS_IN_BYTES = 1 << 16
 
 
 class OneCopy(Flat):
-    """The sums of ``shm``, with parameters and optimizer state once on a host instead
-    of once a rank. At two ranks it has the bits of stock DDP.
+    """The sums of ``shm``, with parameters and optimizer state once per host instead of
+    once per rank. At two ranks it has the bits of stock DDP.
     """
 
     guarantees: ClassVar[Guarantees] = GUARANTEES["one_copy"]
@@ -55,7 +55,7 @@ class OneCopy(Flat):
         *starts, size = accumulate(sizes, initial=0)
         places = dict(zip(named, starts, strict=True))
         limit = group_timeout_s()
-        # behind the rows a byte for each parameter: how often it was added up
+        # after the rows, one byte per parameter counts how often it was added up
         end = size * (1 + self.world_size)
         self._links, memory = meet(self.group, end + len(trained), limit)
         self._memory, self._counts = memory, dict(zip(trained, count(end)))
@@ -84,7 +84,7 @@ class OneCopy(Flat):
         self._is_last = False
         self._written: set[str] = set()
         self._agreed: Traffic = {}
-        # a parameter keeps its hook where no garbage collector sees it
+        # a parameter keeps its hook out of sight of the garbage collector
         alive = weakref.proxy(self)
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(
@@ -104,7 +104,7 @@ class OneCopy(Flat):
         return super().micro_step(shard, is_last)
 
     def _on_gradient(self, name: str, parameter: Tensor) -> None:
-        # while it is in cache, and before there are others of its size
+        # write it while it is in cache, and before other gradients are allocated
         if self._is_last and name in self._written:
             raise UserError(
                 f"train.sync = 'one_copy': parameter {name} gets several gradients in "
@@ -116,14 +116,14 @@ class OneCopy(Flat):
     def _write(self, name: str) -> None:
         gradient = self._gradient(name)
         self._written.add(name)
-        # only the owner needs its own, which it adds from where it is
+        # only the owner needs its own gradient, which it adds in place
         there = gradient if name in self._terms else self._row[name]
         torch.mul(gradient, 1.0 / self.world_size, out=there)
         self._trained[name].grad = there
 
     def reduce(self) -> None:
         self._is_last = False
-        # what had its last gradient in an earlier micro-step
+        # parameters with their last gradient in an earlier micro-step
         for name in [n for n in self._trained if n not in self._written]:
             self._write(name)
         for name in self._terms:
@@ -159,7 +159,7 @@ class OneCopy(Flat):
         return optimizer
 
     def on_step(self) -> None:
-        """Wait until all parameters are stepped; the optimizer calls it."""
+        """Wait until all parameters are stepped; called by the optimizer."""
         start = time.perf_counter_ns()
         self._links.barrier()
         self.trace.optimizer_ns = time.perf_counter_ns() - start
@@ -181,7 +181,7 @@ class OneCopy(Flat):
 
 
 def _owners(parameters: Mapping[str, Tensor], world_size: int) -> dict[str, int]:
-    # the largest first, each to the rank that has least
+    # the largest first, each to the rank with the smallest load
     loads, owners = [0] * world_size, {}
     for name in sorted(parameters, key=lambda name: -parameters[name].nbytes):
         owner = owners[name] = loads.index(min(loads))

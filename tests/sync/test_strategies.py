@@ -478,7 +478,7 @@ def test_strategy_from_outside_that_is_right_or_wrong() -> None:
     assert ladder.rungs["replay"].verdict == "equal"
 
 
-NO_BUCKETS = "where train.sync names a strategy without DDP's buckets"
+NO_BUCKETS = "with a train.sync that does not use DDP's buckets"
 NO_FP16 = "must be float32 or bf16 with"
 REFUSED = [
     ("invariant", "logical_shards", 6, 2, "6: must be a power of two"),
