@@ -1,4 +1,4 @@
-"""Training observers: the last losses alone, or timing and hashing."""
+"""Training observers: the losses of the last step, or timing and hashing."""
 
 import math
 from collections.abc import Sequence
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from minitrain.train.worker import Worker
 
 
-# what a StepObserver notes of every step
+# lists of a result with an entry per step
 LISTS = ("losses", "digests", "timings")
 
 
 class Observer:
-    """Remember the losses of the last step, and nothing else: for runs whose speed is
-    compared. The loop calls each method at its phase of a step, in this order; what an
-    observer does is no part of the computation.
+    """Keep the losses of the last step: the observer of runs whose speed is compared.
+    The training loop calls the methods in this order. Observers do not change what is
+    computed.
     """
 
     def __init__(self, worker: "Worker") -> None:
@@ -37,52 +37,56 @@ class Observer:
         self._losses: list[Tensor] = []
 
     def begin(self, step: int) -> None:
-        """``step`` begins."""
+        """Called when ``step`` begins."""
 
     def after_data(self, micro_batches: Sequence[MicroBatch]) -> None:
-        """The rank has its samples, as the micro-batches that it computes in order."""
+        """Called with the step's micro-batches of this rank, in order."""
         self._micro_batches, self._losses = micro_batches, []
 
     def before_forward(self) -> None:
-        """The next micro-batch is about to be computed."""
+        """Called before the forward pass of a micro-batch."""
 
     def after_forward(self, loss: Tensor) -> None:
-        """Its loss is there: a 0-dim tensor, not yet weighted."""
+        """Called with its loss, a 0-dim tensor that is not yet weighted."""
         self._losses.append(loss)
 
     def after_backward(self) -> None:
-        """Its gradients are added to those that were there."""
+        """Called when its gradients are accumulated."""
 
     def after_reduce(self) -> None:
-        """All gradients are synchronized."""
+        """Called when all gradients are synchronized."""
 
     def before_step(self) -> None:
-        """They have the scale of the loss; the optimizer is about to use them."""
+        """Called when they are unscaled, before the optimizer's step."""
 
     def after_step(self) -> None:
-        """The parameters have changed, the gradients are gone."""
+        """Called after the step, when gradients are cleared."""
 
     def shares(self) -> list[float]:
-        """Return :func:`shares_of_loss` of the last step; not while it is timed."""
+        """Return :func:`shares_of_loss` of the last step; may wait for a GPU."""
         return shares_of_loss(self._losses, self._micro_batches)
 
     def kept(self) -> Row:
-        """Return what was seen so far, in plain values, for a checkpoint."""
+        """Return the observations so far for a checkpoint, as plain values."""
         return {}
 
     def sampled(self) -> dict[str, Tensor]:
-        """Return the tensors for the witness that rank 0 has; empty on other ranks."""
+        """Return the tensors for the witness on rank 0; empty on other ranks."""
         return {}
 
     def restore(self, kept: Row) -> None:
-        """Go on from what :meth:`kept` gave."""
+        """Load what :meth:`kept` returned."""
 
 
 class StepObserver(Observer):
-    """Time every step, and hash the recorded ones in between. ``watches``: the backward
-    pass of some steps is made once more without communication, to time it alone.
-    ``keep``: see the recorder. Unless it ``records``, times alone are kept: no step is
-    hashed, and what watches ranks does not hear of their steps.
+    """Time every step, and hash recorded steps outside of timed regions.
+
+    Args:
+        worker: The worker to observe.
+        watches: Repeat the backward pass of some steps without communication, to time
+            it separately.
+        keep: Step whose values a :class:`StepRecord` keeps.
+        records: Hash steps, and write a heartbeat; else only take times.
     """
 
     def __init__(
@@ -102,7 +106,7 @@ class StepObserver(Observer):
         rows, sampled = self.recorder.rows, self.recorder.sampled
         self.result = TrainResult(hashes=rows, sampled=sampled)
         self._step = 0
-        # between two steps a checkpoint was written or read
+        # a checkpoint was written or read since the last step
         self._was_interrupted = False
         self._records = records
         self._began = Usage.now()
@@ -114,14 +118,14 @@ class StepObserver(Observer):
         return lists | self.recorder.kept()
 
     def sampled(self) -> dict[str, Tensor]:
-        # the same everywhere, as their hashes show: those of one rank are enough
+        # their hashes are compared between ranks, so one rank's are enough
         return {} if self.worker.rank else self.recorder.sampled
 
     def restore(self, kept: Row) -> None:
         self._was_interrupted = True
         for name in LISTS:
             setattr(self.result, name, kept[name])
-        # as they were before JSON, which knows lists alone
+        # JSON made lists of the tuples
         self.result.digests = [tuple(digests) for digests in kept["digests"]]
         self.recorder.restore(kept)
 
@@ -146,7 +150,7 @@ class StepObserver(Observer):
 
     def before_forward(self) -> None:
         if self._losses:
-            # between two micro-batches a strategy may add up gradients
+            # a strategy may add up gradients between micro-batches
             self.clock.mark("backward")
         self.recorder.before_forward()
         self.place.enter("forward")
@@ -191,12 +195,12 @@ class StepObserver(Observer):
         self._was_interrupted = False
         if row["recorded"]:
             self.recorder.state(self._step, self.worker.precision.scaler.state_dict())
-            # a difference in hashing must not become the next step's wait
+            # waits for slower hashing must not count for the next step
             barrier()
         if self.clock.kind == "bracketed":
             row["backward_compute_ms"] = self._backward_alone_ms()
         computed = self._micro_batches
-        # of several passes DDP times the last one alone
+        # DDP times only the last of several passes
         if (self.clock.watches or not self._records) and len(computed) == 1:
             row |= self.worker.sync.logged()
         row["tokens"] = sum(one.num_targets for one in computed)
@@ -209,7 +213,7 @@ class StepObserver(Observer):
         self.clock.restart()
 
     def _backward_alone_ms(self) -> float:
-        # without communication, and without leaving a trace behind
+        # without communication, and without lasting changes
         worker, clock, total = self.worker, self.clock, 0
         with untouched(worker.model), worker.sync.no_sync():
             for micro_batch in self._micro_batches:
@@ -221,22 +225,22 @@ class StepObserver(Observer):
                 clock.restart()
                 total += clock.now_ns - start
         worker.model.zero_grad()
-        # nor must what one rank is late by become the next step's wait
+        # waits for slower ranks must not count for the next step
         barrier()
         return total / NS_PER_MS
 
 
 def watches_parts(worker: "Worker") -> StepObserver:
-    """Return the observer of a run with a step account, where there can be one."""
+    """Return the observer of a run with a step account, if the strategy has one."""
     return StepObserver(worker, worker.sync.has_account)
 
 
 def shares_of_loss(
     losses: Sequence[Tensor], micro_batches: Sequence[MicroBatch]
 ) -> list[float]:
-    """Return each micro-batch's share of the mean loss over the global batch's targets;
-    reading the 0-dim ``losses`` waits for a GPU. Raises UserError when a loss is no
-    longer finite.
+    """Return each micro-batch's share of the mean loss over the global batch's targets.
+    Reading the 0-dim ``losses`` waits for a GPU. Raises UserError if a loss is not
+    finite.
     """
     shares = []
     for loss, micro_batch in zip(losses, micro_batches, strict=True):

@@ -31,7 +31,7 @@ class Precision:
         self.scaler = torch.amp.GradScaler(device_type, enabled=enabled)
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Return a new context for the forward pass."""
+        """Return a context for the forward pass."""
         if self._dtype is None:
             return nullcontext()
         return torch.autocast(self._device_type, self._dtype)
@@ -41,8 +41,8 @@ class Precision:
         optimizer: torch.optim.Optimizer,
         agree: Callable[[Tensor], None] = lambda found: None,
     ) -> None:
-        """Bring synchronized gradients to the scale of the loss; ``agree`` is called
-        with a tensor (1,) that is not 0 where one of them has overflowed.
+        """Unscale the synchronized gradients; ``agree`` is called with a tensor (1,)
+        that is not 0 if one of them overflowed.
         """
         self.scaler.unscale_(optimizer)
         if self.scaler.is_enabled():
@@ -50,6 +50,6 @@ class Precision:
                 agree(found)
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Step the optimizer, unless a gradient has overflowed."""
+        """Step the optimizer unless a gradient overflowed."""
         self.scaler.step(optimizer)
         self.scaler.update()

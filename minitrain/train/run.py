@@ -1,4 +1,4 @@
-"""A training run from the inside of one rank: set up, train, write the evidence."""
+"""Training run of one rank: set up, train, write the evidence."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -34,14 +34,14 @@ from minitrain.train.resume import run_through
 from minitrain.train.step_record import TrainResult
 from minitrain.train.worker import Worker
 
-# spoils a worker before its first step
+# injects a fault into a worker before its first step
 Inject = Callable[[Worker], None]
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run: its parameters, the folders that it reads and writes, its script, and
-    the checkpoints of another number of ranks to begin with.
+    """Parameters, input and output folders and script of a run. ``resume`` is a folder
+    with checkpoints of another number of ranks to start from.
     """
 
     params: Params
@@ -54,24 +54,24 @@ class Job:
 
     @property
     def name(self) -> str:
-        """Such as gloo-2."""
+        """Name such as gloo-2."""
         return f"{self.backend}-{self.world_size}"
 
     def checkpoints(self, config: RunConfig) -> Checkpoints:
-        """Return its checkpoints."""
+        """Return the checkpoints of this run."""
         run = self.params, self.shards, self.name, self.world_size
         if self.resume is None or config.sync.guarantees.logical_shards:
             return checkpoints_of(*run)
-        # of other bits than those of a run that began by itself
+        # the bits differ from a run that starts at step 0
         began: dict[str, Any] = {"began with": self.resume.name}
         return replace(checkpoints_of(*run, **began), same_bits=False)
 
 
 @dataclass
 class Finished:
-    """Results of a rank after its last step. ``state`` is the whole final one, empty if
-    it was written to a file; ``values`` those of the step to be kept; ``went_on_from``
-    is 0 for a run that was not interrupted; ``usage`` what its steps used.
+    """Results of a rank after its last step. ``state`` is the full final state, empty
+    if it was written to a file; ``usage`` the CPU usage; ``values`` the values of the
+    step to keep; ``went_on_from`` the step of the checkpoint it resumed from, else 0.
     """
 
     result: TrainResult
@@ -83,8 +83,8 @@ class Finished:
 
 
 def preflight(job: Job, ranks_here: int | None = None) -> None:
-    """Find what a user can get wrong before any process is launched (UserError);
-    ``ranks_here`` are those of this host, None: all.
+    """Check ``job`` before any process is launched, and raise UserError for a user's
+    mistake. ``ranks_here`` is the number of ranks on this host; None for all.
     """
     require_torch(job.params.environment.torch)
     if job.backend == "nccl":
@@ -107,8 +107,8 @@ def preflight(job: Job, ranks_here: int | None = None) -> None:
 
 
 def train_rank(job: Job, launcher: str) -> None:
-    """Be one rank of ``job``, from joining the others to writing the evidence. Raises
-    UserError for a loss that is not finite.
+    """Run one rank of ``job``, from joining the process group to writing the evidence.
+    Raises UserError for a loss that is not finite.
     """
     threads = job.params.train.threads_per_process
     torch.set_num_threads(threads)
@@ -118,7 +118,7 @@ def train_rank(job: Job, launcher: str) -> None:
     with distributed(job.backend, timeout_s=limit, same=same) as (rank, world_size):
         device = local_device(job.backend)
         config = config_of(job.params, job.shards, world_size)
-        # code may change while ranks start: one of them says whose they are
+        # only on one rank, because code may change while ranks start
         checkpoints = only_first(lambda: job.checkpoints(config))
         if job.resume is not None:
             begin_with(checkpoints, job.resume, config)
@@ -142,7 +142,7 @@ def train_rank(job: Job, launcher: str) -> None:
             "model_params": finished.num_parameters,
             "went_on_from_step": finished.went_on_from,
             "began_with": str(job.resume) if job.resume else None,
-            # of the host where others took the most
+            # the host where other processes used most
             "load": max(hosts.values(), key=taken),
         }
         write_run(job.out, finished.result, facts, job.script, device)
@@ -159,14 +159,23 @@ def run_rank(
     checkpoints: Checkpoints | None = None,
     show: str = "",
 ) -> Finished:
-    """Train as one of the ranks that have met, from the newest of ``checkpoints`` on,
-    and collect what the proof needs. The final state is returned, or written to the
-    folder ``states`` of rank 0's host. ``show`` names a progress bar. Raises UserError
-    for a loss that is not finite.
+    """Train one rank of the process group and collect the evidence. Collective.
+
+    Args:
+        config: Description of the run.
+        device: Device of this rank; None for the CPU.
+        observer: Factory of the observer.
+        inject: Function that injects a fault into the worker.
+        states: Folder on rank 0's host for the final state, which is else returned.
+        checkpoints: Those to continue from, and to write.
+        show: Name of a progress bar; empty for none.
+
+    Raises:
+        UserError: A loss is not finite.
     """
     place = my_heartbeat()
     place.enter("setup")
-    # it would answer for other rungs: nothing is injected in it
+    # without faults: it would catch those that other rungs must catch
     unwatched = None if inject else unwatched_gradients(config, device)
     with start_up():
         worker = Worker(config, device=device)
@@ -179,10 +188,10 @@ def run_rank(
     worker.sync.finish()
     state = worker.sync.state_dict()
     if states is not None:
-        # before anything else can go wrong
+        # at once, before anything else can fail
         write_state(states, state)
         state = {}
-    # copies: what follows may change buffers
+    # copies, because the passes below may change buffers
     state = {name: tensor.clone() for name, tensor in state.items()}
     result = seen.result
     add_probes(result, worker)
