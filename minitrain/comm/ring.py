@@ -35,15 +35,9 @@ def chunk_elements(num_bytes: int, element_size: int, world_size: int) -> int:
     """Return the number of elements in each of the ``world_size`` chunks of a buffer of
     ``num_bytes``, as in gloo/allreduce.cc. The last chunks may be shorter, or empty.
     """
-    segments = max(_ceil_div(num_bytes, MAX_SEGMENT_BYTES), 2 * world_size)
-    segments = _round_up(segments, world_size)
-    segment_bytes = _round_up(_ceil_div(num_bytes, segments), element_size)
+    segments = max(-(-num_bytes // MAX_SEGMENT_BYTES), 2 * world_size)
+    # rounded up to multiples, of ranks and of elements
+    segments += -segments % world_size
+    segment_bytes = -(-num_bytes // segments)
+    segment_bytes += -segment_bytes % element_size
     return segments // world_size * segment_bytes // element_size
-
-
-def _ceil_div(a: int, b: int) -> int:
-    return -(-a // b)
-
-
-def _round_up(a: int, multiple: int) -> int:
-    return _ceil_div(a, multiple) * multiple

@@ -11,7 +11,6 @@ from torch import Tensor
 from minitrain.comm.groups import barrier
 from minitrain.comm.heartbeat import Heartbeat, my_heartbeat
 from minitrain.core.errors import UserError
-from minitrain.core.load import Usage
 from minitrain.data.batches import MicroBatch
 from minitrain.train.clock import NS_PER_MS, Row, StepClock, bucket_times
 from minitrain.train.rng import untouched
@@ -109,7 +108,6 @@ class StepObserver(Observer):
         # a checkpoint was written or read since the last step
         self._was_interrupted = False
         self._records = records
-        self._began = Usage.now()
         self.place = my_heartbeat() if records else Heartbeat()
 
     def kept(self) -> Row:
@@ -128,10 +126,6 @@ class StepObserver(Observer):
         # JSON made lists of the tuples
         self.result.digests = [tuple(digests) for digests in kept["digests"]]
         self.recorder.restore(kept)
-
-    def usage(self) -> Usage:
-        """Return the usage of this process since the worker was built."""
-        return Usage.now().since(self._began)
 
     def begin(self, step: int) -> None:
         self._step = step

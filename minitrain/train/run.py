@@ -180,10 +180,11 @@ def run_rank(
     with start_up():
         worker = Worker(config, device=device)
     worker.observer = seen = observer(worker)
+    began = Usage.now()
     if inject is not None:
         inject(worker)
     went_on_from = run_through(worker, config.steps, checkpoints, show=show)
-    usage = seen.usage()
+    usage = Usage.now().since(began)
     place.enter("write")
     worker.sync.finish()
     state = worker.sync.state_dict()

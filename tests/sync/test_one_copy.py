@@ -1,19 +1,14 @@
 """One copy of the parameters on a host: its bits, barriers, checkpoints and memory."""
 
-import os
 import re
-import signal
-import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 from one_line import refusal
@@ -27,16 +22,12 @@ from minitrain.check.check import examine
 from minitrain.check.trial import run_ranks
 from minitrain.comm import sockets
 from minitrain.comm.groups import distributed
-from minitrain.core.errors import RankError
 from minitrain.harness.launcher import launch
 from minitrain.sync import one_copy
 from minitrain.sync.catalog import find_strategy
 from minitrain.sync.guarantees import Defaults
 from minitrain.sync.one_copy import OneCopy
-from minitrain.train import resume
-from minitrain.train.checkpoint import Checkpoints, load_rank, read_manifest, steps_in
 from minitrain.train.config import plain_optimizer, whole_batches
-from minitrain.train.loop import train
 from minitrain.train.worker import Worker
 
 RATES = {"adamw": 1e-2, "sgd": 0.1}
@@ -250,55 +241,3 @@ def test_several_gradients_in_one_pass_are_refused() -> None:
         line = refusal(backward, use_reentrant=True)
         assert re.match(r"train.sync = 'one_copy': parameter \w+ gets several", line)
         sync.close()
-
-
-def saves_until_killed(folder: Path, steps: int, after_s: float) -> list[Any]:
-    """Save after every step, and kill rank 1 so many seconds after the second."""
-    torch.set_num_threads(1)
-    with distributed() as (rank, _):
-        worker = Worker(trial_of("one_copy", steps=steps))
-        states: list[Any] = []
-
-        def noted(worker: Worker, steps: Any) -> None:
-            if rank == 1 and after_s and len(states) == 2:
-                kill = partial(os.kill, os.getpid(), signal.SIGKILL)
-                threading.Timer(after_s, kill).start()
-            train(worker, steps)
-            states.append([*map(torch.clone, worker.model.parameters())])
-
-        # in a process of its own, which ends with this
-        resume.train = noted
-        checkpoints = Checkpoints(folder, {}, every=1, keep=2)
-        resume.run_through(worker, steps, checkpoints)
-        worker.close()
-    return states
-
-
-def killed_rounds(folder: Path, delays: list[float]) -> int:
-    """Rounds in which rank 1 was killed and left a checkpoint; each has the parameters
-    that an undisturbed run has after so many steps.
-    """
-    steps, used = 40, 0
-    wanted = launch(saves_until_killed, 2, folder / "whole", steps, 0.0)[0]
-    segments, children = os.listdir("/dev/shm"), psutil.Process().children()
-    for number, delay in enumerate(delays):
-        own = folder / f"{number}"
-        # it may have ended before
-        with suppress(RankError):
-            launch(saves_until_killed, 2, own, steps, delay)
-        assert os.listdir("/dev/shm") == segments
-        assert psutil.Process().children() == children
-        for step in steps_in(own):
-            if (own / f"step-{step}" / "manifest.json").exists():
-                read_manifest(own / f"step-{step}")
-                for rank in range(2):
-                    kept = load_rank(own / f"step-{step}", rank)
-                    found = kept["model"].values()
-                    for a, b in zip(found, wanted[step - 1], strict=True):
-                        assert torch.equal(a, b), (number, step, rank)
-                used += 1
-    return used
-
-
-def test_a_killed_rank_leaves_whole_checkpoints(tmp_path: Path) -> None:
-    assert killed_rounds(tmp_path, [0.05, 0.1, 0.2]) >= 3
