@@ -1,12 +1,11 @@
 """Training run of one rank: set up, train, write the evidence."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from minitrain.comm.groups import (
     distributed,
@@ -67,21 +66,6 @@ class Job:
         return replace(checkpoints_of(*run, **began), same_bits=False)
 
 
-@dataclass
-class Finished:
-    """Results of a rank after its last step. ``state`` is the full final state, empty
-    if it was written to a file; ``usage`` the CPU usage; ``values`` the values of the
-    step to keep; ``went_on_from`` the step of the checkpoint it resumed from, else 0.
-    """
-
-    result: TrainResult
-    state: dict[str, Tensor]
-    num_parameters: int
-    usage: Usage
-    values: dict[str, Any] = field(default_factory=dict)
-    went_on_from: int = 0
-
-
 def preflight(job: Job, ranks_here: int | None = None) -> None:
     """Check ``job`` before any process is launched, and raise UserError for a user's
     mistake. ``ranks_here`` is the number of ranks on this host; None for all.
@@ -122,7 +106,7 @@ def train_rank(job: Job, launcher: str) -> None:
         checkpoints = only_first(lambda: job.checkpoints(config))
         if job.resume is not None:
             begin_with(checkpoints, job.resume, config)
-        finished = run_rank(
+        result = run_rank(
             config,
             device=device,
             observer=watches_parts,
@@ -130,7 +114,7 @@ def train_rank(job: Job, launcher: str) -> None:
             checkpoints=checkpoints,
             show=job.name if rank == 0 else "",
         )
-        used = everyone(lambda: (host_number(), finished.usage))
+        used = everyone(lambda: (host_number(), result.usage))
         hosts = {host: load_of(u for h, u in used if h == host) for host, _ in used}
         facts = {
             "launcher": launcher,
@@ -139,13 +123,13 @@ def train_rank(job: Job, launcher: str) -> None:
             "threads_per_process": threads,
             "num_steps": config.steps,
             "sync": job.params.train.sync,
-            "model_params": finished.num_parameters,
-            "went_on_from_step": finished.went_on_from,
+            "model_params": result.num_parameters,
+            "went_on_from_step": result.went_on_from,
             "began_with": str(job.resume) if job.resume else None,
             # the host where other processes used most
             "load": max(hosts.values(), key=taken),
         }
-        write_run(job.out, finished.result, facts, job.script, device)
+        write_run(job.out, result, facts, job.script, device)
         only_first(checkpoints.forget)
 
 
@@ -158,7 +142,7 @@ def run_rank(
     states: Path | None = None,
     checkpoints: Checkpoints | None = None,
     show: str = "",
-) -> Finished:
+) -> TrainResult:
     """Train one rank of the process group and collect the evidence. Collective.
 
     Args:
@@ -180,11 +164,11 @@ def run_rank(
     with start_up():
         worker = Worker(config, device=device)
     worker.observer = seen = observer(worker)
-    began = Usage.now()
+    result, began = seen.result, Usage.now()
     if inject is not None:
         inject(worker)
-    went_on_from = run_through(worker, config.steps, checkpoints, show=show)
-    usage = Usage.now().since(began)
+    result.went_on_from = run_through(worker, config.steps, checkpoints, show=show)
+    result.usage = Usage.now().since(began)
     place.enter("write")
     worker.sync.finish()
     state = worker.sync.state_dict()
@@ -193,11 +177,10 @@ def run_rank(
         write_state(states, state)
         state = {}
     # copies, because the passes below may change buffers
-    state = {name: tensor.clone() for name, tensor in state.items()}
-    result = seen.result
+    result.state = {name: tensor.clone() for name, tensor in state.items()}
     add_probes(result, worker)
     result.hashes += [unwatched] if unwatched else []
     worker.close()
-    count = sum(p.numel() for p in worker.model.parameters())
-    values = seen.recorder.values
-    return Finished(result, state, count, usage, values, went_on_from)
+    result.num_parameters = sum(p.numel() for p in worker.model.parameters())
+    result.values = seen.recorder.values
+    return result

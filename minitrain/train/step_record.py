@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from minitrain.core.files import open_atomic, reading
+from minitrain.core.load import Usage
 from minitrain.core.regular import require_regular
 from minitrain.data.batches import MicroBatch
 from minitrain.data.cut import bytes_of, content_digest, tensors_of
@@ -269,6 +270,9 @@ class TrainResult:
         timings: Rows of a clock.
         hashes: Rows of a :class:`StepRecord`, and ``sampled`` its tensors.
         probes: Losses of :mod:`~minitrain.train.eval_pass` by name, at ``probe_step``.
+        state: The full final state; empty if it was written to a file.
+        values: Values of the step to keep.
+        went_on_from: Step of the checkpoint that the run resumed from, else 0.
     """
 
     losses: list[list[float]] = field(default_factory=list)
@@ -278,6 +282,11 @@ class TrainResult:
     sampled: dict[str, Tensor] = field(default_factory=dict)
     probes: dict[str, list[float]] = field(default_factory=dict)
     probe_step: int = -1
+    state: dict[str, Tensor] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)
+    num_parameters: int = 0
+    usage: Usage | None = None
+    went_on_from: int = 0
 
 
 def mean_losses(results: Iterable[TrainResult]) -> list[float]:
