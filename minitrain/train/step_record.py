@@ -285,7 +285,7 @@ class TrainResult:
     state: dict[str, Tensor] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
     num_parameters: int = 0
-    usage: Usage | None = None
+    usage: Usage = field(default_factory=Usage.now)
     went_on_from: int = 0
 
 

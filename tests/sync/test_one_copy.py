@@ -112,19 +112,6 @@ def test_fault_is_caught(fault: Callable[[Worker], None], rung: str) -> None:
     assert rung in ladder.breaches, str(ladder)
 
 
-def counts_double(worker: Worker) -> None:
-    """Rank 1 does, and is late to look at what the other may step."""
-    recorder, weighted = worker.observer.recorder, worker.weighted  # type: ignore
-    if worker.rank == 1:
-        worker.weighted = lambda *given: 2 * weighted(*given)  # type: ignore
-        recorder.gradients = late(recorder.gradients)
-
-
-def test_cause_is_found_though_the_other_rank_steps_first() -> None:
-    ladder = examine(trial_of("one_copy"), 2, counts_double, timeout_s=LIMIT_S)
-    assert "the ranks count otherwise" in str(ladder.divergence)
-
-
 @pytest.mark.parametrize("name", ["adamw", "sgd"])
 def test_fused_optimizer_in_run_and_replay(name: str) -> None:
     trial = replace(make_run(), optimizer=name, fused_optimizer=True)
