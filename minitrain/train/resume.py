@@ -7,7 +7,6 @@ hashes.
 """
 
 import json
-from contextlib import suppress
 from pathlib import Path
 
 from minitrain.comm.groups import is_main_process
@@ -88,12 +87,15 @@ def _load(found: Path, own: Kept, same_bits: bool) -> tuple[Kept, bool]:
     kept: Kept = {}
 
     def load() -> bool:
-        # torch has many kinds of errors, such as for an object of a user's strategy
-        with suppress(Exception):
+        try:
             kept.update(load_rank(found))
             rows, before = (json.loads(one["seen"])["rows"] for one in (own, kept))
             return not same_bits or bool(rows == before[: len(rows)])
-        return False
+        except OSError:
+            raise
+        except Exception:
+            # torch has many kinds of errors, such as for an object of a user's strategy
+            return False
 
     return kept, all(everyone(load))
 
