@@ -26,8 +26,8 @@ NOT_SHARED = (
     "interrupted starts again"
 )
 NOT_USED = (
-    "checkpoint not used: it does not have the bits of the first steps, which were "
-    "repeated; the run starts again"
+    "checkpoint not used: it cannot be loaded, or does not have the bits of the first "
+    "steps, which were repeated; the run starts again"
 )
 
 
@@ -90,7 +90,12 @@ def _load(found: Path, own: Kept, same_bits: bool) -> tuple[Kept, bool]:
         try:
             kept.update(load_rank(found))
             rows, before = (json.loads(one["seen"])["rows"] for one in (own, kept))
-            return not same_bits or bool(rows == before[: len(rows)])
+            shapes, others = (
+                {name: tensor.shape for name, tensor in one["model"].items()}
+                for one in (own, kept)
+            )
+            same = not same_bits or rows == before[: len(rows)]
+            return bool(same and shapes == others)
         except OSError:
             raise
         except Exception:

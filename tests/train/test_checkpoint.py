@@ -356,7 +356,13 @@ class Code:
 
 @pytest.mark.usefixtures("lists")
 @pytest.mark.parametrize(
-    "part", [{"model": Code()}, {"seen": "["}, {"seen": json.dumps({"rows": [1, 0]})}]
+    "part",
+    [
+        {"model": Code()},
+        {"model": {"w": torch.ones(1)}},
+        {"seen": "["},
+        {"seen": json.dumps({"rows": [1, 0]})},
+    ],
 )
 def test_one_that_does_not_fit_is_not_used(
     part: Kept,
@@ -365,8 +371,13 @@ def test_one_that_does_not_fit_is_not_used(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    saved = save(checkpoints_in(tmp_path / "run"), 3)
-    saved.save(9, {**Listed().kept(), **part})
+    listed, saved = Listed(), checkpoints_in(tmp_path / "run")
+    listed.rows = [*range(9)]
+    saved.save(9, listed.kept())
+    # without the part it fits
+    assert Listed().run_through(10, saved) == 9
+    saved.save(9, {**listed.kept(), **part})
+    capsys.readouterr()
     again = Listed()
     assert again.run_through(12, saved) == 0
     assert again.rows == [*range(12)]
