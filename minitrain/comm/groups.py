@@ -167,9 +167,7 @@ class _Owner:
 
 def unwrap(model: nn.Module) -> nn.Module:
     """Return the module inside a DDP wrapper, whose state dict has no prefix."""
-    inner = model.module if isinstance(model, DistributedDataParallel) else model
-    assert isinstance(inner, nn.Module)
-    return inner
+    return model.module if isinstance(model, DistributedDataParallel) else model
 
 
 def num_hosts() -> int:

@@ -11,7 +11,7 @@ import json
 import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -41,8 +41,6 @@ RUN_ID = "TORCHELASTIC_RUN_ID"
 # interfaces of gloo, separated by commas
 INTERFACES = "GLOO_SOCKET_IFNAME"
 PROBE_S = 2
-# rank 0 may serve the store, so it waits until the others have read all facts
-READ_S = 5.0
 _joined = itertools.count()
 
 
@@ -99,15 +97,8 @@ def require_same(
     store.set(f"facts {rank}", json.dumps([socket.gethostname(), dict(facts)]))
     keys = [f"facts {other}" for other in range(world_size)]
     store.wait(keys)
-    line = _difference([json.loads(store.get(key)) for key in keys])
-    store.set(f"read {rank}", "")
-    if not line:
-        return
-    if rank == 0:
-        keys = [f"read {other}" for other in range(world_size)]
-        with suppress(dist.DistError):
-            store.wait(keys, timedelta(seconds=READ_S))
-    raise UserError(line)
+    if line := _difference([json.loads(store.get(key)) for key in keys]):
+        raise UserError(line)
 
 
 def _difference(everyone: list[tuple[str, dict[str, Any]]]) -> str:

@@ -3,7 +3,7 @@
 import secrets
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch.distributed as dist
 
@@ -41,9 +41,7 @@ def only_first(action: Callable[[], T]) -> T:
     are those of :func:`everyone`.
     """
     rank = dist.get_rank() if dist.is_initialized() else 0
-    first: Any = everyone(action if rank == 0 else lambda: None)[0]
-    result: T = first
-    return result
+    return cast(T, everyone(action if rank == 0 else lambda: None)[0])
 
 
 def who_sees(folder: Path) -> list[bool]:
