@@ -69,14 +69,7 @@ def init_distributed(
         raise UserError(f"backend = {backend!r}: must be one of {', '.join(BACKENDS)}")
     if backend == "gloo" and INTERFACES in os.environ:
         interfaces()
-    needed = names_of_a_rank()
-    missing = [name for name in needed if name not in os.environ]
-    if missing and len(missing) < len(needed):
-        left = [name for name in needed if name in os.environ]
-        raise UserError(
-            f"environment: {missing[0]} is missing, which torchrun sets along with "
-            f"{left[0]}; without torchrun, unset {', '.join(left)}"
-        )
+    is_alone = _is_alone()
     device = local_device(backend)
     if device.type == "cuda":
         require_gpus(device.index + 1)
@@ -86,7 +79,7 @@ def init_distributed(
     startup = timedelta(seconds=max(STARTUP_S, timeout_s))
     # a rank that is stopped during rendezvous must not get the limit of a start-up
     my_heartbeat().limit(timeout_s)
-    if missing:
+    if is_alone:
         # A single rank needs no port. Without an interface gloo looks up this host's
         # name, and warns if it cannot be resolved.
         with variables({INTERFACES: interfaces()}):
@@ -107,6 +100,18 @@ def init_distributed(
     store.set_timeout(timedelta(seconds=timeout_s))
     set_group_timeout(timeout_s)
     return rank, world_size
+
+
+def _is_alone() -> bool:
+    needed = names_of_a_rank()
+    missing = [name for name in needed if name not in os.environ]
+    left = [name for name in needed if name in os.environ]
+    if missing and left:
+        raise UserError(
+            f"environment: {missing[0]} is missing, which torchrun sets along with "
+            f"{left[0]}; without torchrun, unset {', '.join(left)}"
+        )
+    return bool(missing)
 
 
 @contextmanager
