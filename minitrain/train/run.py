@@ -82,9 +82,10 @@ def preflight(job: Job, ranks_here: int | None = None) -> None:
     torch.set_num_threads(job.params.train.threads_per_process)
     config = config_of(job.params, job.shards, job.world_size)
     batches = config.batches([0], config.num_shards(job.world_size))
+    model = config.start_model(0)
     with Precision(config.precision).autocast():
         try_model(
-            config.start_model(0),
+            model,
             batches.micro_batches(0)[0],
             may_leave_unused=config.tuning.find_unused_parameters,
         )

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from minitrain.comm.heartbeat import my_heartbeat
 from minitrain.comm.tree import shards_of
 from minitrain.data.batches import MicroBatch
-from minitrain.train.checkpoint import Kept
 from minitrain.train.config import RunConfig
 from minitrain.train.observer import Observer
 from minitrain.train.precision import Precision
@@ -106,7 +105,7 @@ class Worker:
         # the model's, because an optimizer may have only a part of the parameters
         self.model.zero_grad()
 
-    def kept(self) -> Kept:
+    def kept(self) -> dict[str, Any]:
         """Return everything that later steps depend on: views of the worker's tensors,
         or of this rank's shards. Collective.
         """
@@ -128,7 +127,7 @@ class Worker:
             },
         }
 
-    def restore(self, kept: Kept) -> None:
+    def restore(self, kept: dict[str, Any]) -> None:
         """Load what :meth:`kept` returned. Call it after at least one step."""
         with torch.no_grad():
             for name, tensor in _tensors_of(self.model).items():
