@@ -74,7 +74,7 @@ class SharedMemoryGroup:
     def all_reduce(self, tensor: Tensor) -> None:
         """Replace ``tensor`` by the sum over the ranks, in place. Collective.
 
-        The bits are those of :func:`minitrain.comm.tree.tree_sum` on all ranks, except
+        The bits equal :func:`minitrain.comm.tree.tree_sum` on all ranks, except
         that the payload of a NaN may differ.
 
         Args:
@@ -89,7 +89,7 @@ class SharedMemoryGroup:
 
     def broadcast(self, tensor: Tensor) -> None:
         """Replace ``tensor`` by the first rank's, in place and bit for bit. Collective.
-        Arguments and errors are those of :meth:`all_reduce`.
+        Arguments and errors are as in :meth:`all_reduce`.
         """
         self._together("broadcast", tensor, self._copy)
 

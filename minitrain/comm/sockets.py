@@ -69,7 +69,7 @@ def meet(
         among: Ranks of ``group`` to link to this one, itself included; None for all.
 
     Raises:
-        UserError: The linked ranks are on several hosts, or lack the memory.
+        UserError: The linked ranks are on several hosts, or memory is short.
         RankError: The rank that it names ended or did not answer in time.
     """
     rank, ranks = dist.get_rank(group), dist.get_process_group_ranks(group)

@@ -80,7 +80,7 @@ def meet(timeout: timedelta) -> tuple[Store, int, int]:
     if MEET_AT in os.environ:
         port, _, address = os.environ[MEET_AT].partition(" ")
         store = TCPStore(address, int(port), wait_for_workers=False, timeout=timeout)
-        # each attempt of the hosts has an id of its own
+        # each attempt of the hosts has another id
         store = PrefixStore(f"ranks {os.environ[RUN_ID]}-{number}", store)
     else:
         store = FileStore(f"{file}-{number}", int(os.environ["WORLD_SIZE"]))

@@ -37,8 +37,8 @@ def everyone(
 
 
 def only_first(action: Callable[[], T]) -> T:
-    """Call ``action`` on rank 0 and return its result on all ranks. Collective; errors
-    are those of :func:`everyone`.
+    """Call ``action`` on rank 0 and return its result on all ranks. Collective; it
+    raises the same errors as :func:`everyone`.
     """
     rank = dist.get_rank() if dist.is_initialized() else 0
     return cast(T, everyone(action if rank == 0 else lambda: None)[0])

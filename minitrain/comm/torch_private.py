@@ -43,7 +43,7 @@ LOGGED = (
 
 def at_the_end_of_backward(do: Callable[[], None]) -> None:
     """Call ``do`` when the current backward pass has computed all gradients, after
-    callbacks that were queued before, such as those of DDP and FSDP. Call this within a
+    callbacks that were queued before, as by DDP and FSDP. Call this within a
     hook of that pass.
     """
     torch.autograd.Variable._execution_engine.queue_callback(do)

@@ -16,7 +16,7 @@ def tree_sum(buffers: Sequence[Tensor], *, out: Tensor | None = None) -> Tensor:
     While n > 1 are left, with half = ceil(n / 2): x[i] + x[i + half] replaces x[i] for
     every i < n - half. So W processes may each sum their own slots (r, r + W, ...) and
     then sum the results, both in this order: if n / W is a power of two, the bits are
-    those of one process. With 8 slots W may be 1, 2, 4 or 8.
+    the same as with one process. With 8 slots W may be 1, 2, 4 or 8.
 
     The result goes to ``out``, which may be one of the buffers, or to a new tensor.
     """

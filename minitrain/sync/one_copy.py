@@ -64,7 +64,7 @@ class OneCopy(Flat):
             like, place = named[name], line * size + places[name]
             if not like.numel():
                 return torch.empty_like(like)
-            # a storage of its own: torch.save writes whole storages
+            # a separate storage, because torch.save writes whole storages
             flat = torch.frombuffer(
                 memory, dtype=like.dtype, count=like.numel(), offset=place
             )

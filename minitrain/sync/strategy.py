@@ -51,7 +51,7 @@ class Strategy:
 
     Args:
         model: The module to train.
-        tuning: Settings, such as those of params.yaml.
+        tuning: Settings, such as section ``train`` of params.yaml.
         group: Ranks to synchronize; None for all.
         timed: Record buckets and their times in ``trace``.
 

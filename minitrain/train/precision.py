@@ -15,11 +15,10 @@ SIXTEEN_BITS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Precision:
-    """The precision that ``train.precision`` names: ``torch.autocast`` to 16 bits, or
-    for float32 that of the model. fp16 scales its loss (arXiv 1710.03740,
-    ``torch.amp.GradScaler``) if ``scales``. After an overflow of synchronized
-    gradients all ranks leave out the step and halve the scale. ``scaler`` is
-    disabled, so that it changes nothing, for other names.
+    """Precision named by ``train.precision``: float32 leaves the types of the model,
+    bf16 and fp16 use ``torch.autocast``. fp16 also scales its loss (arXiv 1710.03740,
+    ``torch.amp.GradScaler``) if ``scales``: after an overflow of synchronized gradients
+    all ranks skip the step and halve the scale. Otherwise ``scaler`` is disabled.
     """
 
     def __init__(

@@ -16,7 +16,7 @@ RandomState = dict[str, Any]
 
 
 def seed_everything(seed: int) -> None:
-    """Seed Python, NumPy and torch; give each rank a seed of its own."""
+    """Seed Python, NumPy and torch; give each rank another seed."""
     random.seed(seed)
     # with the rank added, a seed may exceed NumPy's largest
     np.random.seed(seed % 2**32)

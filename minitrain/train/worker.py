@@ -161,7 +161,7 @@ def start_streams(config: RunConfig, count: int) -> list[Stream]:
 
 
 def _tensors_of(model: nn.Module) -> dict[str, Tensor]:
-    # a state dict lacks buffers that are not persistent
+    # a state dict does not have buffers that are not persistent
     named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     return {name: _local(tensor.detach()) for name, tensor in named.items()}
 
