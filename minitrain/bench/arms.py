@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from minitrain.comm.torch_private import group_timeout_s
+from minitrain.comm.groups import group_timeout_s
 from minitrain.core.arms import Kind, baseline_arms
 from minitrain.core.params import Params
 from minitrain.core.provenance import usable_cores
@@ -162,7 +162,7 @@ def enter(params: Params, shards: Path, arms: Sequence[Arm]) -> list[Contestant 
     for arm in arms:
         ranks = list(range(arm.processes))
         if arm.processes not in groups:
-            limit = timedelta(seconds=group_timeout_s(None))
+            limit = timedelta(seconds=group_timeout_s())
             groups[arm.processes] = dist.new_group(ranks, timeout=limit)
         if dist.get_rank() in ranks:
             folder = shards / f"world-{arm.processes}"

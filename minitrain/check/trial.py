@@ -25,7 +25,8 @@ from minitrain.proof.replay import replay
 from minitrain.train.config import RunConfig, config_of, whole_batches
 from minitrain.train.observer import StepObserver
 from minitrain.train.rng import untouched_random_state
-from minitrain.train.run import Finished, Inject, run_rank
+from minitrain.train.run import Inject, run_rank
+from minitrain.train.step_record import TrainResult
 from minitrain.train.worker import Worker
 
 # smaller files are read: a process may have some ten thousand mappings
@@ -95,15 +96,15 @@ def run_ranks(
     for a process that fails or takes more than ``timeout_s`` seconds.
     """
     with private_folder() as folder:
-        finished: list[Finished] = launch(
+        finished: list[TrainResult] = launch(
             *(_be_a_rank, world_size, config, inject, keep, timeout_s, folder, show),
             timeout_s=timeout_s,
         )
         for one in finished:
-            one.result.sampled = mapped(cast(Any, one.result.sampled))
+            one.sampled = mapped(cast(Any, one.sampled))
             one.state = mapped(cast(Any, one.state))
     return evidence_of(
-        [one.result for one in finished],
+        finished,
         [one.state for one in finished],
         values=[one.values for one in finished],
     )
@@ -116,7 +117,7 @@ def _be_a_rank(
     timeout_s: float,
     folder: Path,
     show: str,
-) -> Finished:
+) -> TrainResult:
     """Be one rank; of its tensors it returns the files in ``folder``."""
     torch.set_num_threads(1)
     limit = max(1, int(timeout_s))
@@ -126,18 +127,18 @@ def _be_a_rank(
 
         def observer(worker: Worker) -> StepObserver:
             observed = StepObserver(worker, keep=keep)
-            observed.recorder.sampled = sampled
+            observed.recorder.sampled = observed.result.sampled = sampled
             return observed
 
         own = forward_collectives(config)
         show = "" if rank else show
         finished = run_rank(config, observer=observer, inject=inject, show=show)
-        finished.result.hashes += own
+        finished.hashes += own
         state = SavedTensors(folder / f"state-{rank}")
         for name, tensor in finished.state.items():
             state[name] = tensor
         finished.state = cast(Any, state.files)
-        finished.result.sampled = cast(Any, sampled.files)
+        finished.sampled = cast(Any, sampled.files)
         return finished
 
 

@@ -1,8 +1,8 @@
-"""Process groups in five verbs: set up, wrap, ask, wait, clean up.
+"""Process groups: set up, wrap a model, query, wait, clean up.
 
 Under torchrun (or :func:`minitrain.harness.launcher.launch`) the environment names
-the rank of this process (:mod:`minitrain.comm.store`); without one, it is a world of
-one.
+the rank of this process (:mod:`minitrain.comm.store`). Without such an environment the
+process is rank 0 of 1.
 """
 
 import os
@@ -27,18 +27,17 @@ from minitrain.comm.store import (
 )
 from minitrain.comm.torch_private import (
     HashStore,
-    group_timeout_s,
-    import_compiler,
-    limit_of_groups,
     set_group_timeout,
 )
 from minitrain.core.errors import UserError
 
 BACKENDS = ("gloo", "nccl")
+# of every wait between steps; torch has no public way to ask a group for it
+_limit_s = 120.0
 
 
 def local_device(backend: str) -> torch.device:
-    """The device of this rank: the GPU of its local rank for nccl, else the CPU."""
+    """Return this rank's device: the GPU of its local rank for nccl, else the CPU."""
     if backend != "nccl":
         return torch.device("cpu")
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
@@ -50,36 +49,39 @@ def init_distributed(
     timeout_s: float = 120,
     same: Mapping[str, Any] | None = None,
 ) -> tuple[int, int]:
-    """Join the process group that the environment describes -> (rank, world_size).
+    """Join the process group that the environment describes.
 
-    The ranks have STARTUP_S seconds to come, or ``timeout_s`` if that is more.
-    Every later wait for another rank ends with an error after ``timeout_s`` seconds.
-    Raises UserError for an unknown backend, an incomplete environment, nccl without
-    enough GPUs, a network interface that is not there or down, a MASTER_PORT that is in
-    use, and facts (plain values, by name) that are not the ``same`` on all ranks.
+    Args:
+        backend: ``gloo`` or ``nccl``.
+        timeout_s: Limit in seconds of every wait for another rank, except that all
+            ranks have at least STARTUP_S seconds to join.
+        same: Plain values by name that must be equal on all ranks.
+
+    Returns:
+        The rank of this process and the world size.
+
+    Raises:
+        UserError: An unknown backend, an incomplete environment, nccl without enough
+            GPUs, a missing network interface or one that is down, a MASTER_PORT that is
+            in use, or a value of ``same`` that differs between ranks.
     """
     if backend not in BACKENDS:
         raise UserError(f"backend = {backend!r}: must be one of {', '.join(BACKENDS)}")
     if backend == "gloo" and INTERFACES in os.environ:
         interfaces()
-    needed = names_of_a_rank()
-    missing = [name for name in needed if name not in os.environ]
-    if missing and len(missing) < len(needed):
-        left = [name for name in needed if name in os.environ]
-        raise UserError(
-            f"environment: {missing[0]} is missing, which torchrun sets beside "
-            f"{left[0]}; without torchrun, unset {', '.join(left)}"
-        )
+    is_alone = _is_alone()
     device = local_device(backend)
     if device.type == "cuda":
         require_gpus(device.index + 1)
         torch.cuda.set_device(device)
+    global _limit_s
+    _limit_s = timeout_s
     startup = timedelta(seconds=max(STARTUP_S, timeout_s))
-    # a rank that is stopped while others wait here is not given their time to start
+    # a rank that is stopped during rendezvous must not get the limit of a start-up
     my_heartbeat().limit(timeout_s)
-    if missing:
-        # a world of one needs no port; without an interface gloo asks for this host's
-        # name, and complains if it cannot be resolved
+    if is_alone:
+        # A single rank needs no port. Without an interface gloo looks up this host's
+        # name, and warns if it cannot be resolved.
         with variables({INTERFACES: interfaces()}):
             dist.init_process_group(
                 backend, timeout=startup, store=HashStore(), rank=0, world_size=1
@@ -93,31 +95,43 @@ def init_distributed(
         backend, timeout=startup, store=store, rank=rank, world_size=world_size
     )
     if backend == "gloo":
-        # a rank that leaves at once would cut off one that still connects to it
+        # a rank that exits at once would break the connection attempts of slower ranks
         dist.barrier()
     store.set_timeout(timedelta(seconds=timeout_s))
     set_group_timeout(timeout_s)
     return rank, world_size
 
 
+def _is_alone() -> bool:
+    needed = names_of_a_rank()
+    missing = [name for name in needed if name not in os.environ]
+    left = [name for name in needed if name in os.environ]
+    if missing and left:
+        raise UserError(
+            f"environment: {missing[0]} is missing, which torchrun sets along with "
+            f"{left[0]}; without torchrun, unset {', '.join(left)}"
+        )
+    return bool(missing)
+
+
 @contextmanager
 def start_up() -> Iterator[None]:
-    """Let waits for other ranks take :data:`STARTUP_S` in the body, and wait for all at
-    its end. Collective; groups that the body makes keep the limit of steps.
+    """Extend the limit of waits to :data:`STARTUP_S` in the body, which ends with a
+    barrier. Collective. Groups that the body makes keep :func:`group_timeout_s`.
     """
-    if not dist.is_initialized():
-        yield
-        return
-    limit_s = group_timeout_s(None)
-    with limit_of_groups(limit_s):
-        set_group_timeout(max(limit_s, STARTUP_S))
-        yield
-        dist.barrier()
-    set_group_timeout(limit_s)
+    set_group_timeout(max(_limit_s, STARTUP_S))
+    yield
+    dist.barrier()
+    set_group_timeout(_limit_s)
+
+
+def group_timeout_s() -> float:
+    """Return the ``timeout_s`` of :func:`init_distributed`, in seconds."""
+    return _limit_s
 
 
 def require_gpus(count: int) -> None:
-    """Raise UserError unless this machine has ``count`` GPUs: nccl needs one a rank."""
+    """Raise UserError unless this machine has ``count`` GPUs, one per rank."""
     available = torch.cuda.device_count()
     if count > available:
         raise UserError(
@@ -129,24 +143,26 @@ def require_gpus(count: int) -> None:
 def wrap_for_ddp(
     model: nn.Module, process_group: dist.ProcessGroup | None = None, **options: Any
 ) -> DistributedDataParallel:
-    """``model`` under stock DDP: rank 0's weights and buffers everywhere. Collective.
+    """Wrap ``model`` in stock DDP, with rank 0's weights and buffers. Collective.
 
-    Gradients are averaged over the ranks of ``process_group`` (all of them when it is
-    None) during backward. ``options`` are those of DistributedDataParallel, such as
-    ``bucket_cap_mb`` in MiB. Drop copies of the wrapper before :func:`cleanup`.
+    Delete copies of the wrapper before :func:`cleanup`.
+
+    Args:
+        model: A module with the same parameters on every rank.
+        process_group: Ranks over which gradients are averaged; None for all.
+        options: Arguments of DistributedDataParallel, such as ``bucket_cap_mb`` (MiB).
     """
-    import_compiler()
     wrapped = DistributedDataParallel(model, process_group=process_group, **options)
-    # If torch's Reducer is the last owner of a group that was left, it joins gloo's
-    # threads while it holds the GIL, and a thread that still needs the GIL never ends.
-    # This owner releases the GIL, and goes after the Reducer: attributes go in order.
+    # If torch's Reducer is the last owner of a destroyed group, it joins gloo's threads
+    # while it holds the GIL, and a thread that still needs the GIL never ends. This
+    # owner releases the GIL, and outlives the Reducer: attributes are freed in order.
     owner = _Owner(wrapped.process_group)
     object.__setattr__(wrapped, "group_outlives_reducer", owner)
     return wrapped
 
 
 class _Owner:
-    # holds a group, which cannot be copied; a copy of a wrapper holds none
+    # a group cannot be copied, so a copy of a wrapper has an owner of nothing
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self._group = group
 
@@ -155,37 +171,35 @@ class _Owner:
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The module inside a DDP wrapper: its state dict has no ``module.`` prefix."""
-    inner = model.module if isinstance(model, DistributedDataParallel) else model
-    assert isinstance(inner, nn.Module)
-    return inner
+    """Return the module inside a DDP wrapper, whose state dict has no prefix."""
+    return model.module if isinstance(model, DistributedDataParallel) else model
 
 
 def num_hosts() -> int:
-    """Number of hosts of this rank's run."""
+    """Return the number of hosts of this run."""
     return int(os.environ.get("GROUP_WORLD_SIZE", "1"))
 
 
 def host_number() -> int:
-    """Number of this host among them, from 0."""
+    """Return the number of this host, from 0."""
     return int(os.environ.get("GROUP_RANK", "0"))
 
 
 def is_main_process() -> bool:
-    """True on rank 0, and where there is no process group."""
+    """Return True on rank 0, or without a process group."""
     return not dist.is_initialized() or dist.get_rank() == 0
 
 
 def barrier() -> None:
-    """Wait for all ranks, at most the timeout of the process group; without one, do
-    not wait.
+    """Wait for all ranks, at most for the timeout of the process group. Without a
+    group, return at once.
     """
     if dist.is_initialized():
         dist.barrier()
 
 
 def cleanup() -> None:
-    """Leave the process group, if there is one; harmless to call twice."""
+    """Destroy the process group, if there is one. It is safe to call this twice."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -197,7 +211,7 @@ def distributed(
     timeout_s: float = 120,
     same: Mapping[str, Any] | None = None,
 ) -> Iterator[tuple[int, int]]:
-    """:func:`init_distributed` and, however the body ends, :func:`cleanup`."""
+    """Call :func:`init_distributed`, and :func:`cleanup` at the end of the body."""
     try:
         yield init_distributed(backend, timeout_s=timeout_s, same=same)
     finally:

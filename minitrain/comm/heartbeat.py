@@ -1,8 +1,8 @@
-"""Heartbeat of a rank: its step and phase, in a few bytes that its launcher maps too.
+"""Heartbeat of a rank: its step and phase, in a file that its launcher maps too.
 
 A rank writes one aligned word of eight bytes, so a reader never sees half of a change.
-It costs less than a microsecond, and the last word of a rank that hangs, is stopped or
-has been killed is still there.
+A write takes less than a microsecond. The last word of a rank that hangs, is stopped or
+was killed stays readable.
 """
 
 import mmap
@@ -28,23 +28,23 @@ PHASES = (
     "write",
     "end",
 )
-# Seconds that ranks have at least to import, to meet and to build the model; a busy
-# machine takes minutes for it. The limit of waits between steps has no part in this.
+# Least time in seconds to import, join the group and build the model, which can take
+# minutes on a busy machine. The limit of waits between steps does not apply to it.
 STARTUP_S = 300.0
-# all steps of the loop are over
+# phases after the last step
 AFTER = PHASES[-2:]
 
 _CODES = {phase: code << 32 for code, phase in enumerate(PHASES)}
 # 28 bits of step, 4 of phase, 32 of time in units of 2**20 ns, about a millisecond
 _TIME = 0xFFFFFFFF
-# the mark, and the limit
+# the last mark, and the limit of waits
 _WORDS = 2
 
 
 class Seen(NamedTuple):
-    """A heartbeat as read: ``mark`` differs after each call of :meth:`Heartbeat.mark`,
-    a millisecond or more apart; ``limit_s`` is how long the rank may wait for another
-    (0: not known).
+    """Heartbeat as read. ``mark`` changes with each call of :meth:`Heartbeat.mark` that
+    is a millisecond or more after the last; ``limit_s`` is the longest wait for another
+    rank in seconds (0: unknown).
     """
 
     step: int
@@ -54,7 +54,7 @@ class Seen(NamedTuple):
 
     def __str__(self) -> str:
         if self.phase == "start":
-            # it may have no steps
+            # the process may be one without steps
             return ""
         if self.phase == "setup":
             return "before its first step"
@@ -64,22 +64,22 @@ class Seen(NamedTuple):
 
 
 class Heartbeat:
-    """The heartbeat of one rank; without ``words``, one that has no reader."""
+    """Heartbeat of one rank. Without ``words`` (2,) it has no reader."""
 
     def __init__(self, words: memoryview | None = None) -> None:
         self._words = words or memoryview(bytearray(8 * _WORDS)).cast("Q")
 
     def mark(self, step: int, phase: str) -> None:
-        """This rank is in ``phase`` (one of :data:`PHASES`) of ``step`` from now on."""
+        """Record that ``phase`` (one of :data:`PHASES`) of ``step`` begins."""
         now = time.monotonic_ns() >> 20 & _TIME
         self._words[0] = step << 36 | _CODES[phase] | now
 
     def enter(self, phase: str) -> None:
-        """Mark ``phase`` of the step that was marked last."""
+        """Record that another ``phase`` of the last step begins."""
         self.mark(self._words[0] >> 36, phase)
 
     def limit(self, seconds: float) -> None:
-        """This rank may wait so long for another one."""
+        """Record the longest wait for another rank."""
         self._words[1] = int(seconds * 1000)
 
     def look(self) -> Seen:
@@ -89,7 +89,7 @@ class Heartbeat:
 
 
 def make_place(file: Path) -> Heartbeat:
-    """Make the heartbeat of this rank, at its start, in a new ``file``."""
+    """Create the heartbeat of this rank in a new ``file``."""
     with open(os.open(file, os.O_RDWR | os.O_CREAT, 0o600), "r+b") as opened:
         opened.truncate(8 * _WORDS)
         place = Heartbeat(_map(opened.fileno()))
@@ -98,8 +98,8 @@ def make_place(file: Path) -> Heartbeat:
 
 
 def find_place(file: Path) -> Heartbeat | None:
-    """The heartbeat in ``file``; None as long as its rank has not made it."""
-    # mapped and not read: only so are eight bytes one
+    """Return the heartbeat in ``file``; None if its rank has not created it yet."""
+    # mapped, because a read of eight bytes need not be atomic
     with suppress(FileNotFoundError), open(file, "r+b") as opened:
         if os.fstat(opened.fileno()).st_size == 8 * _WORDS:
             return Heartbeat(_map(opened.fileno()))
@@ -111,13 +111,13 @@ def _map(fd: int) -> memoryview:
 
 
 def file_of(folder: Path, rank: int | str, kind: str = "place") -> Path:
-    """File of the heartbeat of ``rank``, or of another ``kind``, in its folder."""
+    """Return the path of a rank's file of some ``kind`` in ``folder``."""
     return folder / f"{kind}-{rank}"
 
 
 def my_heartbeat() -> Heartbeat:
-    """The heartbeat of this process, if one of our launchers started it as a rank; else
-    one that has no reader.
+    """Return the heartbeat of this process if one of our launchers started it as a
+    rank, and else one that has no reader.
     """
     store = our_store()
     found = store and find_place(file_of(store.parent, os.environ.get("RANK", "")))

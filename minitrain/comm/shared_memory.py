@@ -1,9 +1,9 @@
-"""Collectives among the ranks of one host, in memory that all of them map.
+"""Collectives among the ranks of one host, in shared memory.
 
 Time runs in ticks that end with a barrier, and the memory has two slots. In one tick
 ranks write only to one slot, each to its own row, and read only from the other, which
-the tick before has filled; then the slots change roles. So no barrier is needed but
-that one. A tensor passes through in pieces: the memory is small and stays in cache.
+was filled in the tick before; then the slots change roles. So one barrier per tick is
+enough. A tensor passes through in pieces, so the memory is small and stays in cache.
 """
 
 import math
@@ -17,22 +17,25 @@ from torch import Tensor
 from minitrain.comm.sockets import meet
 from minitrain.comm.tree import tree_sum
 
-# what a rank writes in a tick; less means more barriers, more falls out of the cache
+# written by a rank per tick: less needs more barriers, more does not fit the cache
 ROW_BYTES = 1 << 21
-# up to here it is faster to add everything than to wait for the sums of others
+# up to this size adding all rows is faster than waiting for the sums of others
 SMALL_BYTES = 1 << 18
-# every chunk starts where any type may
+# of every chunk, enough for all types
 ALIGNMENT = 64
 
 
 class SharedMemoryGroup:
-    """The ranks of ``group`` (all of them when it is None), which share one host.
+    """Group of ranks on one host. Close it, or use it as a context manager; the memory
+    is freed with the last tensor in it.
 
-    ``among``: only those, as ``group`` numbers them; then it is a group of this rank's
-    host. The constructor is collective, for all of ``group`` in any case; it raises
-    UserError where the ranks are on several hosts. Whoever waits longer than
-    ``timeout_s`` seconds for another rank gives up. Close it, or use it as a context;
-    the memory goes with the last tensor in it.
+    The constructor is collective over ``group``. It raises UserError if the ranks are
+    on several hosts.
+
+    Args:
+        group: Ranks that call the constructor; None for all.
+        among: Ranks of ``group`` on the host of this rank; None for all.
+        timeout_s: Limit in seconds of every wait for another rank.
     """
 
     def __init__(
@@ -52,10 +55,9 @@ class SharedMemoryGroup:
         # torch keeps the mapping alive as long as there is a view of it
         flat = torch.frombuffer(memory, dtype=torch.uint8)
         self._slots: Tensor | None = flat.view(shape)
-        # views of it by type: to make them takes longer than to add a small tensor
+        # cached views by type: creating one takes longer than adding a small tensor
         self._rows: dict[torch.dtype, list[list[Tensor]]] = {}
         self._writing = 0
-        self._brings = b""
 
     def __enter__(self) -> Self:
         return self
@@ -64,7 +66,7 @@ class SharedMemoryGroup:
         self.close()
 
     def close(self) -> None:
-        """Let go of sockets and memory; a rank that still waits for this one fails."""
+        """Release sockets and memory; ranks that wait for this one fail."""
         self._slots = None
         self._rows.clear()
         self._links.close()
@@ -72,39 +74,36 @@ class SharedMemoryGroup:
     def all_reduce(self, tensor: Tensor) -> None:
         """Replace ``tensor`` by the sum over the ranks, in place. Collective.
 
-        A CPU tensor without gaps, of any number type, the same shape and type on every
-        rank. The bits are those of :func:`minitrain.comm.tree.tree_sum` over the
-        ranks (a NaN is a NaN: which one it is may differ), the same on all of them.
+        The bits equal :func:`minitrain.comm.tree.tree_sum` on all ranks, except
+        that the payload of a NaN may differ.
 
-        Raises RankError that names the rank that ended, left or was silent, or brings
-        another number of elements or another type. After any error the group is closed.
+        Args:
+            tensor: A dense CPU tensor of any number type. Tensors that differ in size
+                or type between ranks give wrong sums, without an error.
+
+        Raises:
+            RankError: The rank that it names ended or did not answer. After any error
+                the group is closed.
         """
         self._together("all_reduce", tensor, self._add)
 
     def broadcast(self, tensor: Tensor) -> None:
-        """Replace ``tensor`` by that of the first rank, in place. Collective.
-
-        It takes and raises what :meth:`all_reduce` does, and changes no bit.
+        """Replace ``tensor`` by the first rank's, in place and bit for bit. Collective.
+        Arguments and errors are as in :meth:`all_reduce`.
         """
-        self._together("broadcast", tensor, self._copy, "a broadcast of ")
+        self._together("broadcast", tensor, self._copy)
 
     def _together(
-        self,
-        name: str,
-        tensor: Tensor,
-        do: Callable[[Tensor, Tensor], None],
-        kind: str = "",
+        self, name: str, tensor: Tensor, do: Callable[[Tensor, Tensor], None]
     ) -> None:
         if self._slots is None:
             raise ValueError(f"{name}: the SharedMemoryGroup is closed")
         if self.world_size == 1:
             return
         try:
-            flat = tensor.detach().view(-1)
-            self._brings = f"{kind}{len(flat)} elements of {flat.dtype}".encode()
-            do(flat, self._slots)
+            do(tensor.detach().view(-1), self._slots)
         except BaseException:
-            # the others may be further, or wait: no way back into step
+            # the ranks are no longer in step
             self.close()
             raise
 
@@ -118,7 +117,7 @@ class SharedMemoryGroup:
         self._add_all(flat, self._rows[flat.dtype])
 
     def _add_all(self, flat: Tensor, rows: list[list[Tensor]]) -> None:
-        """One barrier a piece; ``rows[slot][writer]`` are of shape (elements,)."""
+        """Add with one barrier per piece; ``rows[slot][writer]`` has shape (n,)."""
         length = len(rows[0][0])
         sent: Tensor | None = None
         pieces = flat.split(length) if len(flat) > length else [flat]
@@ -129,7 +128,7 @@ class SharedMemoryGroup:
                 mine[: len(piece)].copy_(piece)
             if sent is not None:
                 terms = [row[: len(sent)] for row in theirs]
-                # the same numbers as in the slot, and in cache for the result's sake
+                # equal to the row in the slot, and in cache, where the result goes
                 terms[self.rank] = sent
                 tree_sum(terms, out=sent)
             if piece is not None:
@@ -137,10 +136,10 @@ class SharedMemoryGroup:
             sent = piece
 
     def _add_chunks(self, flat: Tensor, slots: Tensor) -> None:
-        """Send each rank its chunk to add; ``slots``: (slot, writer, chunk, element).
+        """Let each rank add one chunk; ``slots``: (slot, writer, chunk, n).
 
-        A piece takes three ticks, in which it is sent, added up and collected, each
-        together with the pieces behind and ahead of it.
+        A piece takes three ticks: it is sent, added up and collected, while the pieces
+        before and after it are in the other phases.
         """
         ranks = range(self.world_size)
         sent: Sequence[Tensor] = ()
@@ -157,7 +156,7 @@ class SharedMemoryGroup:
                 own = sent[self.rank]
                 terms = [theirs[rank, self.rank, : len(own)] for rank in ranks]
                 terms[self.rank] = own
-                # no rank sends to itself: the chunk's place is free for the sum
+                # no rank sends to itself, so its own chunk's place is free for the sum
                 mine[self.rank, : len(own)] = tree_sum(terms, out=own)
             for rank, chunk in enumerate(added):
                 if rank != self.rank:
@@ -167,8 +166,8 @@ class SharedMemoryGroup:
             sent, added = piece, sent
 
     def _copy(self, flat: Tensor, slots: Tensor) -> None:
-        """One barrier a piece, which the first rank writes and then the others read."""
-        # of each slot the first rank's row, as in a sum of two
+        """Copy with one barrier per piece, which the first rank writes."""
+        # the first rank's row in each slot
         rows = slots.view(flat.dtype)[:, 0].flatten(1)
         sent: Tensor | None = None
         for piece in (*flat.split(rows.shape[1]), None):
@@ -181,5 +180,5 @@ class SharedMemoryGroup:
             sent = piece
 
     def _end_tick(self) -> None:
-        self._links.barrier(self._brings)
+        self._links.barrier()
         self._writing = 1 - self._writing

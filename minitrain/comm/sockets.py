@@ -1,7 +1,7 @@
-"""Links between the ranks of one host: a socket between every two, and one memory.
+"""Links between the ranks of one host: sockets between all pairs and shared memory.
 
-None of it has a name in the file system, and it is gone with its ranks, after kill -9
-too. Linux only.
+Neither has a name in the file system, so nothing is left behind, also after kill -9.
+Linux only.
 """
 
 import mmap
@@ -13,58 +13,45 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 from weakref import WeakSet
 
 import torch.distributed as dist
 
+from minitrain.comm.together import everyone
 from minitrain.core.errors import RankError, UserError
 
-# a word between two ranks: who it is about, and what it brings
-HEAD_BYTES, BRINGS_BYTES = 2, 54
-WORD_BYTES = HEAD_BYTES + BRINGS_BYTES
-# about what it costs to fall asleep and be woken
+# a message between two ranks: the number of the sender, or of a rank that it lost
+WORD_BYTES = 2
+# about the cost of falling asleep and being woken
 LISTEN_AWAKE_S = 100e-6
 CLOSED = "connection closed by peer"
 
 
 class Seat(NamedTuple):
-    """Host and process of a rank, the address of its door, and whether it has made the
-    memory, as the first rank does.
-    """
+    """Host and process of a rank, and the address at which it accepts connections."""
 
     host: tuple[str, ...]
     pid: int
     address: str
-    has_memory: bool
 
 
 def hosts_of(group: dist.ProcessGroup | None = None) -> list[list[int]]:
-    """The ranks of each host, as ``group`` numbers them, hosts in the order of their
-    first ranks. Collective.
+    """Return the ranks of each host, numbered as in ``group``, hosts in the order of
+    their first ranks. Collective.
 
-    Ranks share a host, and can share memory, where they run on one kernel and see each
-    other's processes and network.
+    Ranks share a host, and can share memory, if they have one kernel and one namespace
+    of processes and of networks.
     """
     hosts: dict[tuple[str, ...], list[int]] = {}
-    for rank, host in enumerate(_gather(_host(), group)):
+    for rank, host in enumerate(everyone(_host, group)):
         hosts.setdefault(host, []).append(rank)
     return list(hosts.values())
 
 
 def _host() -> tuple[str, ...]:
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        spaces = [os.readlink(f"/proc/self/ns/{kind}") for kind in ("pid", "net")]
-    except OSError:
-        return (socket.gethostname(),)
-    return (boot, *spaces)
-
-
-def _gather(mine: Any, group: dist.ProcessGroup | None) -> list[Any]:
-    everyones: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(everyones, mine, group=group)
-    return everyones
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return (boot, *(os.readlink(f"/proc/self/ns/{kind}") for kind in ("pid", "net")))
 
 
 def meet(
@@ -73,30 +60,39 @@ def meet(
     timeout_s: float,
     among: Sequence[int] | None = None,
 ) -> tuple["Links", mmap.mmap]:
-    """Link all ranks of ``group`` and map one memory of zeros in each. Collective.
+    """Link ranks and map one memory of zeros in each. Collective.
 
-    ``among``: only those, as ``group`` numbers them; all of it call in any case.
-    Raises UserError unless all are on one host that has so much memory, and RankError
-    that names a rank which ends meanwhile or does not answer for ``timeout_s`` seconds.
+    Args:
+        group: Ranks that call this; None for all.
+        memory_bytes: Size of the memory.
+        timeout_s: Limit in seconds of the connection, and then of each barrier.
+        among: Ranks of ``group`` to link to this one, itself included; None for all.
+
+    Raises:
+        UserError: The linked ranks are on several hosts, or memory is short.
+        RankError: The rank that it names ended or did not answer in time.
     """
-    rank, everyone = dist.get_rank(group), dist.get_process_group_ranks(group)
-    members = range(len(everyone)) if among is None else among
-    names = [everyone[member] for member in members]
-    memory = _allocate(memory_bytes) if rank == members[0] else None
+    rank, ranks = dist.get_rank(group), dist.get_process_group_ranks(group)
+    members = range(len(ranks)) if among is None else among
+    names = [ranks[member] for member in members]
     links = Links(members.index(rank), names, timeout_s)
+    # the leading zero makes it an abstract address, without a file
+    address = f"\0minitrain-{secrets.token_hex(16)}"
+    memory: int | None = None
+
+    def take_seat() -> Seat:
+        nonlocal memory
+        if rank == members[0]:
+            memory = _allocate(memory_bytes)
+        return Seat(_host(), os.getpid(), address)
+
     try:
         with socket.socket(socket.AF_UNIX) as door:
-            # a leading zero: an abstract address, which no file stands for
-            address = f"\0minitrain-{secrets.token_hex(16)}"
             door.bind(address)
             door.listen(len(names))
-            seat = Seat(_host(), os.getpid(), address, memory is not None)
-            found = _gather(seat, group)
+            found = everyone(take_seat, group)
             seats = [found[member] for member in members]
             _require_one_host(names, seats)
-            if not seats[0].has_memory:
-                size = f"{memory_bytes / 2**20:.0f} MiB"
-                raise UserError(f"shared memory: this host has no {size} left")
             links.connect(door, seats)
             memory = links.share(memory)
             return links, mmap.mmap(memory, memory_bytes)
@@ -108,14 +104,15 @@ def meet(
             os.close(memory)
 
 
-def _allocate(size: int) -> int | None:
+def _allocate(size: int) -> int:
     memory = os.memfd_create("minitrain")
     try:
-        # all of it now: later, a shortage would kill the rank that writes
+        # reserve all of it: a later shortage would kill the rank that writes
         os.posix_fallocate(memory, 0, size)
     except OSError:
         os.close(memory)
-        return None
+        short = f"shared memory: this host has no {size / 2**20:.0f} MiB left"
+        raise UserError(short) from None
     return memory
 
 
@@ -124,14 +121,13 @@ def _require_one_host(names: Sequence[int], seats: Sequence[Seat]) -> None:
         if seat.host != seats[0].host:
             raise UserError(
                 f"shared memory: rank {name} is on another host than rank {names[0]}, "
-                "or in a container of its own; it needs all ranks on one"
+                "or in another container; all ranks must be on one"
             )
 
 
 class Links:
-    """A socket to every other rank; ``names`` are what errors call them.
-
-    ``timeout_s``: seconds that a meeting, and then each barrier, may take.
+    """Sockets to all other ranks; errors name rank r ``names[r]``. Connecting, and then
+    each barrier, may take ``timeout_s`` seconds.
     """
 
     def __init__(self, rank: int, names: Sequence[int], timeout_s: float) -> None:
@@ -139,20 +135,19 @@ class Links:
         self._names = names
         self._timeout_s = timeout_s
         self._peers: dict[int, socket.socket] = {}
-        # a word begins with the rank that sends it, or one that it knows is lost
-        self._heads = [rank.to_bytes(HEAD_BYTES, "big") for rank in range(len(names))]
+        self._words = [rank.to_bytes(WORD_BYTES, "big") for rank in range(len(names))]
         _open_links.add(self)
 
     def connect(self, door: socket.socket, seats: Sequence[Seat]) -> None:
-        """Knock at the doors of the ranks below, and let in those above, at ``door``.
+        """Connect to the ranks below, and accept those above at the socket ``door``.
 
-        Raises RankError that names one of those that did neither in time.
+        Raises RankError that names a rank which ended or was not ready in time.
         """
         deadline = time.monotonic() + self._timeout_s
         for rank, seat in enumerate(seats[: self._rank]):
             line = self._peers[rank] = socket.socket(socket.AF_UNIX)
             try:
-                # a door before which too many stand is refused at once
+                # the backlog holds all ranks, so a refusal means that the rank ended
                 line.setblocking(False)
                 line.connect(seat.address)
                 line.setblocking(True)
@@ -167,7 +162,7 @@ class Links:
                 line, _ = door.accept()
             except TimeoutError:
                 self._give_up(min(missing.values()), self._silence)
-            # any process of this host can connect; the kernel knows which it is
+            # any process of this host can connect: ask the kernel for its id
             known = missing.pop(_process_behind(line), None)
             if known is None:
                 line.close()
@@ -177,12 +172,12 @@ class Links:
         self._peers = dict(sorted(self._peers.items()))
 
     def share(self, memory: int | None) -> int:
-        """Send the descriptor of the first rank's ``memory`` to all -> that of this
-        rank. Collective.
+        """Send the descriptor of the first rank's ``memory`` to all, and return this
+        rank's own. Collective.
         """
         if memory is not None:
             for peer in self._peers.values():
-                # a rank that has gone is named by the barrier
+                # the barrier names a rank that ended
                 with suppress(OSError):
                     socket.send_fds(peer, [b"m"], [memory])
         else:
@@ -197,32 +192,33 @@ class Links:
         self.barrier()
         return memory
 
-    def barrier(self, brings: bytes = b"") -> None:
-        """Wait until every rank is here, and has brought the same as this one.
+    def barrier(self) -> None:
+        """Wait until every rank is here.
 
-        ``brings`` says in at most BRINGS_BYTES what that is. Raises RankError, in every
-        rank, that names the first one lost: it ended, left, was silent for too long, or
-        brings something else. The links are closed then.
+        Raises:
+            RankError: A rank ended, left or was silent for too long. Every rank gets
+                the error, which names the first such rank; the links are closed then.
         """
         deadline = time.monotonic() + self._timeout_s
-        said = brings.ljust(BRINGS_BYTES)
-        word = self._heads[self._rank] + said
         for peer in self._peers.values():
-            # one that has gone may still have sent its word: heard below
+            # a rank that ended may have sent its word before: received below
             with suppress(OSError):
-                peer.send(word)
+                peer.send(self._words[self._rank])
         for rank, peer in self._peers.items():
             try:
-                heard = _listen(peer, deadline)
+                received = _listen(peer, deadline)
             except TimeoutError:
                 self._give_up(rank, self._silence)
             except ConnectionError:
-                heard = b""
-            if heard != self._heads[rank] + said:
-                self._object(rank, heard, brings)
+                received = b""
+            if not received:
+                self._give_up(rank, CLOSED)
+            if received != self._words[rank]:
+                lost = self._words.index(received)
+                self._give_up(lost, f"says rank {self._names[rank]}")
 
     def close(self) -> None:
-        """Close the sockets: a rank that waits for this one gets an error at once."""
+        """Close the sockets, so that ranks that wait for this one fail at once."""
         for peer in self._peers.values():
             peer.close()
 
@@ -230,50 +226,36 @@ class Links:
     def _silence(self) -> str:
         return f"no answer within {self._timeout_s:g} s"
 
-    def _object(self, rank: int, heard: bytes, brings: bytes) -> NoReturn:
-        if not heard:
-            self._give_up(rank, CLOSED)
-        lost = self._heads.index(heard[:HEAD_BYTES])
-        if lost != rank:
-            self._give_up(lost, f"says rank {self._names[rank]}")
-        # the others have our word, and see it themselves
-        self.close()
-        other, own = heard[HEAD_BYTES:].decode().strip(), brings.decode()
-        raise RankError(
-            f"rank {self._names[rank]} brings {other}, and "
-            f"rank {self._names[self._rank]} {own}: must be the same on every rank"
-        )
-
     def _give_up(self, lost: int, why: str) -> NoReturn:
-        # else the others would take this rank, which leaves now, for the lost one
+        # else the others would report this rank, which exits now, as the lost one
         for peer in self._peers.values():
             with suppress(OSError):
-                peer.send(self._heads[lost] + bytes(BRINGS_BYTES))
+                peer.send(self._words[lost])
         self.close()
         raise RankError(f"rank {self._names[lost]} is lost: {why}")
 
 
 def _process_behind(line: socket.socket) -> int:
-    # the process at the other end, of which the kernel knows
+    # from the kernel, so it cannot be forged
     who = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
     return int(struct.unpack("@iII", who)[0])
 
 
 def _left_s(deadline: float) -> float:
-    # 0 would mean not to wait at all
+    # a timeout of 0 would make the socket non-blocking
     return max(1e-6, deadline - time.monotonic())
 
 
 def _listen(peer: socket.socket, deadline: float) -> bytes:
-    # the next word, or none at the end: awake for a moment, then asleep
+    # spin for a moment, then sleep; empty if the connection was closed
     give_up = time.perf_counter() + LISTEN_AWAKE_S
     while time.perf_counter() < give_up:
         try:
             return peer.recv(WORD_BYTES, socket.MSG_DONTWAIT)
         except BlockingIOError:
-            # with more ranks than cores, the one waited for needs this core
+            # with more ranks than cores, the other rank may need this one
             os.sched_yield()
-    # Python keeps the time, which signals do not make longer, as they do the kernel's
+    # unlike a timeout of the kernel, Python's is not restarted by signals
     peer.settimeout(_left_s(deadline))
     try:
         return peer.recv(WORD_BYTES)
@@ -281,8 +263,8 @@ def _listen(peer: socket.socket, deadline: float) -> bytes:
         peer.settimeout(None)
 
 
-# A forked child, such as a worker of a data loader, would hold the ends of sockets open
-# after its rank was killed, and no other rank would learn of it.
+# A forked child, such as a data loader's worker, would keep the sockets open after its
+# rank was killed, and the other ranks would not notice.
 _open_links: WeakSet[Links] = WeakSet()
 
 

@@ -1,17 +1,17 @@
-"""The store where ranks meet, and compare what they are about to compute.
+"""Rendezvous store of the ranks, and a check that all have the same facts.
 
-Ranks of one host, which we start ourselves, meet in a file of a folder that only their
-user may enter, and talk over loopback: torch's TCP store listens on every interface and
+Ranks of one host that our launcher starts use a file in a folder that is private to the
+user, and communicate over loopback: torch's TCP store listens on every interface and
 authenticates no client, and a client can run code here. Ranks that the user's own
-torchrun starts meet in its store, at MASTER_ADDR.
+torchrun starts use its store, at MASTER_ADDR.
 """
 
 import itertools
 import json
 import os
 import socket
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -30,25 +30,23 @@ from minitrain.core.signals import LAUNCHER_PID
 
 LOOPBACK = "127.0.0.1"
 ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-# set by our launchers: the file, and the process that started the rank
+# set by our launchers: path of the file
 STORE = "MINITRAIN_STORE"
-# and where the hosts' store is, if there are several hosts
+# port and address of the hosts' store, if there are several hosts
 MEET_AT = "MINITRAIN_MEET_AT"
-# with the number of this one, and of all
+# number of this host, and of all
 HOSTS = "MINITRAIN_HOSTS"
 # set by torchrun
 RUN_ID = "TORCHELASTIC_RUN_ID"
-# what gloo talks over: names with commas between them
+# interfaces of gloo, separated by commas
 INTERFACES = "GLOO_SOCKET_IFNAME"
 PROBE_S = 2
-# rank 0 may serve the store: it stays until the others have read all facts
-READ_S = 5.0
 _joined = itertools.count()
 
 
 def our_store() -> Path | None:
-    """The file where the ranks of our launcher meet; None in any other process, also in
-    one that a rank started, or whose shell has the variable from elsewhere.
+    """Return the store's file in a rank that our launcher started, and None in any
+    other process, such as one that a rank started.
     """
     if os.environ.get(LAUNCHER_PID) != str(os.getppid()) or STORE not in os.environ:
         return None
@@ -56,15 +54,15 @@ def our_store() -> Path | None:
 
 
 def names_of_a_rank() -> tuple[str, ...]:
-    """Names of the variables that make a process a rank."""
+    """Return the names of the environment variables that a rank needs."""
     return ENVIRONMENT if our_store() is None else ("RANK", "WORLD_SIZE")
 
 
 def meet(timeout: timedelta) -> tuple[Store, int, int]:
-    """A store that all ranks share -> (store, rank, world_size).
+    """Return a store that all ranks share, the rank and the world size.
 
-    Every call on a rank gives another one: a second group must not find what the first
-    left there. Raises UserError where MASTER_PORT is in use.
+    Every call returns another store, because a second group must not find keys of the
+    first. Raises UserError if MASTER_PORT is in use.
     """
     number, file = next(_joined), our_store()
     store: Store
@@ -82,7 +80,7 @@ def meet(timeout: timedelta) -> tuple[Store, int, int]:
     if MEET_AT in os.environ:
         port, _, address = os.environ[MEET_AT].partition(" ")
         store = TCPStore(address, int(port), wait_for_workers=False, timeout=timeout)
-        # each attempt of the hosts has an id of its own
+        # each attempt of the hosts has another id
         store = PrefixStore(f"ranks {os.environ[RUN_ID]}-{number}", store)
     else:
         store = FileStore(f"{file}-{number}", int(os.environ["WORLD_SIZE"]))
@@ -93,52 +91,56 @@ def meet(timeout: timedelta) -> tuple[Store, int, int]:
 def require_same(
     store: Store, rank: int, world_size: int, facts: Mapping[str, Any]
 ) -> None:
-    """Raise UserError on all ranks unless all bring the same ``facts`` (plain values):
-    the line names the first that differs, and the host. Collective.
+    """Raise UserError on all ranks unless all have the same ``facts`` (plain values).
+    The message names the first that differs, and the host. Collective.
     """
     store.set(f"facts {rank}", json.dumps([socket.gethostname(), dict(facts)]))
     keys = [f"facts {other}" for other in range(world_size)]
     store.wait(keys)
-    line = _difference([json.loads(store.get(key)) for key in keys])
-    store.set(f"read {rank}", "")
-    if not line:
-        return
-    if rank == 0:
-        keys = [f"read {other}" for other in range(world_size)]
-        with suppress(dist.DistError):
-            store.wait(keys, timedelta(seconds=READ_S))
-    raise UserError(line)
+    if line := _difference([json.loads(store.get(key)) for key in keys]):
+        raise UserError(line)
 
 
 def _difference(everyone: list[tuple[str, dict[str, Any]]]) -> str:
     (host, first), *others = everyone
     for rank, (there, facts) in enumerate(others, 1):
-        for name in {**first, **facts}:
-            if facts.get(name) != first.get(name):
-                return (
-                    f"host {there} (rank {rank}): {name} = {_short(facts.get(name))}, "
-                    f"but {_short(first.get(name))} on host {host} (rank 0): hosts of "
-                    "a run must have the same code, data, parameters and torch"
-                )
+        name, ours, theirs = differing_fact(first, facts)
+        if name:
+            return (
+                f"host {there} (rank {rank}): {name} = {theirs}, but {ours} on host "
+                f"{host} (rank 0): hosts of a run must have the same code, data, "
+                "parameters and torch"
+            )
     return ""
 
 
-def _short(value: Any) -> str:
-    # the first characters of a hash are enough
-    text = repr(value)
-    return text if len(text) < 64 else f"{text[:16]}..."
+def differing_fact(
+    ours: Mapping[str, Any], theirs: Mapping[str, Any], *, but: Sequence[str] = ()
+) -> tuple[str, str, str]:
+    """Return the first name, ``but`` these, whose plain values differ, and the start of
+    both values as text; three empty texts if there is none.
+    """
+    for name in {**ours, **theirs}:
+        values = ours.get(name), theirs.get(name)
+        if name not in but and values[0] != values[1]:
+            # the first characters of a hash are enough
+            one, other = (
+                t if len(t) < 64 else f"{t[:16]}..." for t in map(str, values)
+            )
+            return name, one, other
+    return "", "", ""
 
 
 def interfaces() -> str:
-    """Network interfaces of the ranks of one host: those of GLOO_SOCKET_IFNAME, with
-    commas between them, or else loopback.
+    """Return the network interfaces of gloo, separated by commas: GLOO_SOCKET_IFNAME,
+    or by default loopback.
 
-    Raises UserError for a name that this host lacks, and where loopback is not up.
+    Raises UserError for an unknown interface, or if loopback is down.
     """
     known = [name for _, name in socket.if_nameindex()]
     if named := os.environ.get(INTERFACES):
         for name in filter(None, named.split(",")):
-            # a label belongs to the interface before the colon
+            # eth0:1 is a label of eth0
             if name.partition(":")[0] not in known:
                 raise UserError(
                     f"environment: {INTERFACES} = {name!r}: must be one of "
@@ -147,13 +149,13 @@ def interfaces() -> str:
         return named
     try:
         with socket.create_server((LOOPBACK, 0)) as server:
-            # one that is down can be bound, and not reached
+            # an interface that is down can be bound, but not reached
             socket.create_connection(server.getsockname(), timeout=PROBE_S).close()
         return next(name for name in known if name.startswith("lo"))
     except (OSError, StopIteration):
         raise UserError(
             f"network: no loopback interface is up (interfaces: {', '.join(known)}): "
-            f"ranks of one host talk over it; {INTERFACES} names another"
+            f"ranks of one host communicate over it; set {INTERFACES} to use another"
         ) from None
 
 

@@ -1,9 +1,9 @@
-"""Actions of all ranks at once, whose results or error all of them get."""
+"""Collective calls of Python functions: all ranks get the results, or the error."""
 
 import secrets
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch.distributed as dist
 
@@ -13,10 +13,12 @@ T = TypeVar("T")
 MARK = ".seen-by-all."
 
 
-def everyone(action: Callable[[], T]) -> list[T]:
-    """Call ``action`` on every rank -> what each got, by rank, on all of them.
+def everyone(
+    action: Callable[[], T], group: dist.ProcessGroup | None = None
+) -> list[T]:
+    """Call ``action`` on every rank of ``group`` and return all results, by rank.
 
-    An OSError or UserError of one is raised on all, so that no rank waits for one
+    An OSError or UserError of one rank is raised on all, so that no rank waits for one
     that gave up. Collective; without a process group there is one rank.
     """
     mine: Any
@@ -26,8 +28,8 @@ def everyone(action: Callable[[], T]) -> list[T]:
         mine = (None, error)
     answers = [mine]
     if dist.is_initialized():
-        answers = [mine] * dist.get_world_size()
-        dist.all_gather_object(answers, mine)
+        answers = [mine] * dist.get_world_size(group)
+        dist.all_gather_object(answers, mine, group=group)
     for _, failure in answers:
         if failure is not None:
             raise failure
@@ -35,31 +37,22 @@ def everyone(action: Callable[[], T]) -> list[T]:
 
 
 def only_first(action: Callable[[], T]) -> T:
-    """Call ``action`` on rank 0 alone -> what it got, on all ranks. Collective, as
-    :func:`everyone` is.
+    """Call ``action`` on rank 0 and return its result on all ranks. Collective; it
+    raises the same errors as :func:`everyone`.
     """
     rank = dist.get_rank() if dist.is_initialized() else 0
-    first: Any = everyone(action if rank == 0 else lambda: None)[0]
-    result: T = first
-    return result
+    return cast(T, everyone(action if rank == 0 else lambda: None)[0])
 
 
 def who_sees(folder: Path) -> list[bool]:
-    """Return which ranks see ``folder`` of rank 0, and not one of their own host.
-    Collective.
+    """Return by rank whether it sees the ``folder`` of rank 0, as ranks of one host or
+    with a shared file system do. Collective.
 
-    Raises OSError where rank 0 cannot write there.
+    Raises OSError if rank 0 cannot write there.
     """
-    # what lies in the same place on another host is none of rank 0's
+    # another host may have a folder of this name
     mark = folder / f"{MARK}{only_first(lambda: secrets.token_hex(8))}"
-    only_first(lambda: _leave(mark))
+    only_first(mark.touch)
     seen = everyone(mark.exists)
     only_first(mark.unlink)
     return seen
-
-
-def _leave(mark: Path) -> None:
-    # of a run that was killed just here
-    for stale in mark.parent.glob(f"{MARK}*"):
-        stale.unlink(missing_ok=True)
-    mark.touch()

@@ -1,17 +1,14 @@
-"""Every use of what torch does not document, each with its reason.
+"""Uses of undocumented torch, all in this file and each with its reason.
 
 Written for torch 2.13; environment.torch in params.yaml pins the release. After an
-upgrade this is the one file to read against torch's source.
+upgrade, compare this file with torch's source.
 """
 
-import importlib
 import os
 import socket
 import struct
-import sys
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -30,12 +27,11 @@ from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
 from minitrain.core.errors import UserError
 
-# the first with ProcessGroup.get_group_store, in which ranks that record meet
+# the first with ProcessGroup.get_group_store, which the recorder uses
 OLDEST = "2.9"
 if torch.__version__ < OLDEST:
     raise UserError(f"torch {torch.__version__}: minitrain needs {OLDEST} or newer")
 
-COMPILER_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 # nanoseconds of the last step; torch's averages begin with the first step
 LOGGED = (
     "forward_compute_time",
@@ -43,81 +39,58 @@ LOGGED = (
     "backward_comm_time",
     "backward_compute_comm_overlap_time",
 )
-# what groups have once a start-up is over that has a longer limit
-_limits: list[float] = []
-
-
-def group_timeout_s(group: dist.ProcessGroup | None) -> float:
-    """The limit of every wait in ``group`` (all ranks when None), in seconds. Torch has
-    no public way to ask for it.
-    """
-    if _limits:
-        return _limits[-1]
-    found: Any = group or dist.group.WORLD
-    backend = found._get_backend(torch.device("cpu"))
-    return float(backend.options._timeout.total_seconds())
-
-
-@contextmanager
-def limit_of_groups(seconds: float) -> Iterator[None]:
-    """Within the body :func:`group_timeout_s` is ``seconds`` for every group."""
-    _limits.append(seconds)
-    try:
-        yield
-    finally:
-        _limits.pop()
 
 
 def at_the_end_of_backward(do: Callable[[], None]) -> None:
-    """Call ``do`` when the backward pass that is under way has computed all gradients,
-    after what was queued before it: as DDP and FSDP queue their last work. To be called
-    within a hook of that pass.
+    """Call ``do`` when the current backward pass has computed all gradients, after
+    callbacks that were queued before, as by DDP and FSDP. Call this within a
+    hook of that pass.
     """
     torch.autograd.Variable._execution_engine.queue_callback(do)
 
 
 def parameters_of_ddp(wrapper: Any) -> list[Tensor]:
-    """The parameters that DistributedDataParallel found in its model when it was built,
-    frozen ones too; empty for another wrapper.
+    """Return the parameters that DistributedDataParallel found in its model when it was
+    built, including frozen ones; empty for another wrapper.
     """
     return [*getattr(wrapper, "_module_parameters", ())]
 
 
 def set_group_timeout(seconds: float) -> None:
-    """Let every wait in the group of all ranks take ``seconds`` from now on."""
+    """Set the limit of every later wait in the group of all ranks."""
     dist.distributed_c10d._set_pg_timeout(timedelta(seconds=seconds))
 
 
 def limit_silence(address: str, port: int, limit_s: float) -> None:
-    """Limit each read from ``address``:``port`` in this process to ``limit_s`` for the
-    next byte. A TCPStore would wait a quarter of an hour for a host that vanished, and
-    for ever for one that was stopped; at this limit it raises ``DistNetworkError``.
-    Torch has no access to its socket.
+    """Limit each read of this process from ``address``:``port`` to ``limit_s`` seconds,
+    after which a TCPStore raises ``DistNetworkError``. Without it, it waits 15 minutes
+    for a host that vanished, and forever for one that was stopped. Torch does not
+    expose its socket.
     """
     seconds, rest = divmod(limit_s, 1)
     limit = struct.pack("@ll", int(seconds), int(rest * 1e6))
     for fd in map(int, os.listdir("/proc/self/fd")):
-        # what is no socket, has no peer, or was closed just now
+        # raised for what is not a socket, has no peer, or was just closed
         with suppress(OSError):
             line = socket.socket(fileno=fd)
             try:
-                # torch talks IPv4 by sockets of IPv6; the peer of others may be a path
+                # torch uses IPv6 sockets for IPv4 too; the peer of others may be a path
                 internet = line.family in (socket.AF_INET, socket.AF_INET6)
                 peer, there = line.getpeername()[:2] if internet else ("", 0)
                 if (peer.removeprefix("::ffff:"), there) == (address, port):
                     line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
             finally:
-                # it is not ours to close
+                # torch owns the descriptor
                 line.detach()
 
 
 def group_by(ranks: Sequence[int], name: str, timeout_s: float) -> dist.ProcessGroup:
-    """A gloo group of ``ranks`` of the world, which these alone call for; ``name`` is
-    the same on all of them, and was never used.
+    """Create a gloo group of ``ranks`` of the world, collectively on these alone.
+    ``name`` must be new, and the same on all of them.
 
-    ``new_group`` waits for ranks that are not to be in it, or else names the group by
-    its ranks and the number of groups that this process is in: another number than on
-    its peers, or the name of a group that has gone, and they never meet.
+    ``new_group`` waits for all ranks of the world. With ``use_local_synchronization``
+    it names the group by its ranks and this process's number of groups: if that number
+    differs between ranks, or the name was used before, they never connect.
     """
     torch_groups: Any = dist.distributed_c10d
     group: dist.ProcessGroup
@@ -130,37 +103,23 @@ def group_by(ranks: Sequence[int], name: str, timeout_s: float) -> dist.ProcessG
         name,
         timeout=timedelta(seconds=timeout_s),
     )
-    # what new_group does, too: of each rank of the world its number in the group
+    # as new_group does: the number in the group of each rank of the world
     numbers = {rank: number for number, rank in enumerate(ranks)}
     torch_groups._world.pg_group_ranks[group] = numbers
     return group
 
 
-def import_compiler() -> None:
-    """Import torch's compiler, as every optimizer and DDP do, without the empty folder
-    for its cache that the import leaves among the temporary ones.
-    """
-    if COMPILER_CACHE in os.environ or "torch._dynamo" in sys.modules:
-        return
-    # it is there
-    os.environ[COMPILER_CACHE] = tempfile.gettempdir()
-    try:
-        importlib.import_module("torch._dynamo")
-    finally:
-        del os.environ[COMPILER_CACHE]
-
-
 def ddp_times_ns(ddp: Any) -> tuple[float, ...] | None:
-    """DDP's own times of the last step, by :data:`LOGGED`; None where this torch does
-    not have them. Unasked, DDP logs ten steps, then every hundredth.
+    """Return DDP's own times of the last step in ns, by :data:`LOGGED`; None if this
+    torch does not have them. By default DDP logs ten steps, then every hundredth.
     """
     try:
         ddp._set_ddp_runtime_logging_sample_rate(1)
-        # what the next forward pass would do: take the times of this step
+        # the next forward pass would do this: store the times of this step
         ddp.logger.set_runtime_stats_and_log()
         data = ddp._get_ddp_logging_data()
         return tuple(data[key] for key in LOGGED)
-    # another torch may name or place it otherwise: the times are an extra
+    # another torch may have other names, and the times are optional
     except (AttributeError, KeyError, TypeError, RuntimeError):
         return None
 
@@ -168,39 +127,39 @@ def ddp_times_ns(ddp: Any) -> tuple[float, ...] | None:
 def around_parameter_broadcast(
     zero: Any, around: Callable[[Callable[[], None]], None]
 ) -> None:
-    """Let ``around`` call what broadcasts the parameters after each step of a
-    ZeroRedundancyOptimizer, all of its communication: it has no hook for it.
+    """Let ``around`` call the function that broadcasts the parameters after each step
+    of a ZeroRedundancyOptimizer: its only communication, for which it has no hook.
     """
     broadcast = zero._sync_params
     zero._sync_params = lambda: around(broadcast)
 
 
 def own_part_of(zero: Any) -> Any:
-    """The optimizer of the parameters that this rank steps, inside a
-    ZeroRedundancyOptimizer, whose own ``state_dict`` is that of all ranks.
+    """Return the optimizer of this rank's parameters inside a ZeroRedundancyOptimizer,
+    whose own ``state_dict`` covers all ranks.
     """
     return zero.optim
 
 
 def overflows_of(scaler: Any, optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """The tensors (1,) in which a GradScaler notes on each device that a gradient which
-    it has unscaled for ``optimizer`` is not finite: it skips the step by them.
+    """Return the tensors (1,), one per device, that make a GradScaler skip the step of
+    ``optimizer``: not 0 after a gradient that is not finite.
     """
     return list(scaler._found_inf_per_device(optimizer).values())
 
 
 def changes_in_place(tensor: Tensor) -> int:
-    """Number of changes of ``tensor`` in place, as autograd counts them."""
+    """Return autograd's count of in-place changes of ``tensor``."""
     return tensor._version
 
 
 def add_all(to: Sequence[Tensor], more: Sequence[Tensor]) -> None:
-    """``to[i] += more[i]`` in one call: for small ones ten times faster than a loop."""
+    """Add ``more[i]`` to ``to[i]``, for small tensors ten times faster than a loop."""
     torch._foreach_add_(list(to), list(more))
 
 
 def collective_name(func: Any) -> str | None:
-    """Name the collective of a dispatched operator, such as ``allreduce_``; None for
+    """Return the name of a dispatched collective, such as ``allreduce_``; None for
     other operators.
     """
     namespace, _, name = func._schema.name.partition("::")

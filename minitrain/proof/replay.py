@@ -93,7 +93,7 @@ def replay(
         precision.step(optimizer)
         if step in recorder.steps:
             ranks = after if guarantees.own_buffers else [after[0]] * world_size
-            recorder.state(step, precision.state(), ranks)
+            recorder.state(step, precision.scaler.state_dict(), ranks)
     return Replayed(results, dict(model.state_dict()), recorder.values)
 
 
@@ -136,7 +136,7 @@ def _compute(
         with precision.autocast():
             loss = batches.loss(model, micro_batch.inputs)
         weight = micro_batch.num_targets * divisor / micro_batch.global_targets
-        precision.scale(loss * weight).backward()
+        precision.scaler.scale(loss * weight).backward()
         losses.append(loss)
     result.digests.append(
         tuple(d for micro_batch in micro_batches for d in micro_batch.digests)

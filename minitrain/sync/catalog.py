@@ -1,4 +1,4 @@
-"""Every strategy by the name that ``train.sync`` has for it; none is loaded unasked."""
+"""Strategies by their names in ``train.sync``, imported only when needed."""
 
 import importlib
 from typing import TYPE_CHECKING
@@ -25,12 +25,12 @@ STRATEGIES = {
     "one_copy": "minitrain.sync.one_copy:OneCopy",
     "hierarchical": "minitrain.sync.hierarchical:Hierarchical",
 }
-# the plain module: in one process it trains alone, in several without communication
+# the plain module: without communication, also in several processes
 PLAIN = "minitrain.sync:Strategy"
 
 
 def find_strategy(name: str) -> "type[Strategy]":
-    """Return the strategy of that name, or of package.module:Class (else UserError)."""
+    """Return the strategy of a name or package.module:Class; UserError if unknown."""
     module, colon, attribute = STRATEGIES.get(name, name).partition(":")
     if not colon:
         allowed = ", ".join(STRATEGIES)
@@ -49,13 +49,13 @@ def find_strategy(name: str) -> "type[Strategy]":
 
 
 def guarantees_of(name: str) -> Guarantees:
-    """Return what that strategy guarantees; loads no torch for one of ours."""
+    """Return the guarantees of a strategy, for our own without importing torch."""
     if name in GUARANTEES:
         return GUARANTEES[name]
     return find_strategy(name).guarantees
 
 
 def name_of(strategy: "type[Strategy]") -> str:
-    """Return its name in ``train.sync``: the short one, else package.module:Class."""
+    """Return the name in ``train.sync``: the short one, or package.module:Class."""
     home = f"{strategy.__module__}:{strategy.__qualname__}"
     return next((name for name, path in STRATEGIES.items() if path == home), home)

@@ -1,4 +1,4 @@
-"""DDP whose buckets travel in fewer bytes."""
+"""DDP with compressed buckets."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -16,9 +16,9 @@ from minitrain.sync.stock import Reduced, StockDDP
 from minitrain.sync.strategy import Traffic, num_bytes, trained, world
 
 RANK_OF_APPROXIMATION = 2
-# torch: from step 2 on at the earliest, since DDP rebuilds its buckets after step 0
+# torch requires 2 or more, because DDP rebuilds its buckets after step 0
 FIRST_POWERSGD_STEP = 10
-# what steps change in torch's PowerSGDState, besides its generator
+# attributes of torch's PowerSGDState that change from step to step
 KEPT = (
     "error_dict",
     "p_memory_dict",
@@ -31,7 +31,7 @@ KEPT = (
 
 
 class Float16Compress(StockDDP):
-    """Averaged and summed in float16: half the bytes, rounded at every hop."""
+    """Average in float16: half the bytes, rounded at every hop."""
 
     guarantees: ClassVar[Guarantees] = GUARANTEES["fp16_compress"]
     needs_hook: ClassVar[bool] = True
@@ -54,23 +54,23 @@ class Float16Compress(StockDDP):
 
 
 class BFloat16Compress(Float16Compress):
-    """The same in bfloat16: less precise, with the range of float32."""
+    """Average in bfloat16: less precise, with the range of float32."""
 
     guarantees = GUARANTEES["bf16_compress"]
     dtype = torch.bfloat16
 
 
 class PowerSGD(StockDDP):
-    """Matrices as products of low rank, with error feedback (Vogels et al. 2019,
-    arXiv:1905.13727), by torch's ``powerSGD_hook``: approximations, judged by the loss.
+    """Low-rank approximation with error feedback (Vogels et al. 2019, arXiv:1905.13727)
+    by torch's ``powerSGD_hook``. Only the loss can be checked.
     """
 
     guarantees = GUARANTEES["powersgd"]
     needs_hook: ClassVar[bool] = True
-    # each rank its own error
+    # the error memory of each rank
     holds_a_part: ClassVar[bool] = True
     # Torch's hook starts its second collective in a callback of the first. With two
-    # buckets under way ranks may start them in different orders: gloo aborts.
+    # buckets in flight ranks may start them in different orders, and gloo aborts.
     overlaps: ClassVar[bool] = False
 
     def set_up(self) -> None:
@@ -106,7 +106,7 @@ class PowerSGD(StockDDP):
             setattr(self._state, name, kept[name])
 
     def traffic(self) -> Traffic:
-        # the mean over the steps so far, as torch's hook counts it
+        # torch's hook counts the mean over the steps so far
         parameters = trained(self.model).values()
         elements = sum(p.numel() for p in parameters)
         rate, *_ = self._state.compression_stats()

@@ -1,4 +1,4 @@
-"""Backward first, then collectives that one can read: no wrapper, no overlap."""
+"""Explicit collectives after backward, without a wrapper or overlap."""
 
 import time
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from minitrain.sync.strategy import (
 
 
 class Flat(Strategy):
-    """All gradients in one buffer, and one all-reduce. The base of all strategies that
+    """One all-reduce of all gradients in one buffer; the base of all strategies that
     reduce after backward.
     """
 
@@ -32,21 +32,21 @@ class Flat(Strategy):
         self._trained = trained(self.model)
 
     def buckets(self) -> list[list[str]]:
-        """Return the names of what is reduced together: all parameters of one type."""
+        """Return the names that are reduced together: all parameters of one type."""
         names: dict[torch.dtype, list[str]] = {}
         for name, parameter in self._trained.items():
             names.setdefault(parameter.dtype, []).append(name)
         return list(names.values())
 
     def exchange(self, flat: Tensor) -> None:
-        """Set ``flat`` (n,), the gradients of one bucket, to the sum over the ranks, in
-        place. Where the strategy averages, they are divided already.
+        """Replace ``flat`` (n,), the gradients of one bucket, by the sum over the
+        ranks, in place. If the strategy averages, they are already divided.
         """
         dist.all_reduce(flat, group=self.group)
 
     def begin(self) -> None:
         super().begin()
-        # as DDP does before the first forward pass of a step
+        # like DDP before the first forward pass of a step
         broadcast(self.model.buffers(), self.group)
 
     def reduce(self) -> None:
@@ -60,7 +60,7 @@ class Flat(Strategy):
                 flat.mul_(1.0 / self.world_size)
             self.exchange(flat)
             for name, part in zip(names, flat.split(sizes), strict=True):
-                # a view with the strides that it had
+                # a view with the gradient's own strides
                 like, start = self._gradient(name), part.storage_offset()
                 self._trained[name].grad = part.as_strided(
                     like.shape, like.stride(), start
@@ -86,15 +86,15 @@ class Flat(Strategy):
 
 
 class PerParameter(Flat):
-    """An all-reduce for each parameter: as simple, and as slow, as it gets."""
+    """One all-reduce per parameter: simple and slow."""
 
     def buckets(self) -> list[list[str]]:
         return [[name] for name in self._trained]
 
 
 class ReduceScatter(Flat):
-    """Reduce-scatter, then all-gather: an all-reduce in its two halves. Each rank sums
-    up one W-th of the buffer, which is padded to W equal parts.
+    """Reduce-scatter, then all-gather: the two halves of an all-reduce. Each rank sums
+    one of W equal shares of the buffer, which is padded.
     """
 
     def exchange(self, flat: Tensor) -> None:
@@ -118,6 +118,6 @@ class ReduceScatter(Flat):
 
 
 def _flat(gradients: Sequence[Tensor]) -> Tensor:
-    # all elements (n,), as they lie in memory; a view if there is one gradient
+    # all elements (n,) in memory order; a view if there is one gradient
     flat = [gradient.as_strided((gradient.numel(),), (1,)) for gradient in gradients]
     return flat[0] if len(flat) == 1 else torch.cat(flat)

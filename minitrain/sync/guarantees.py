@@ -1,7 +1,7 @@
 """Guarantees and requirements of every strategy: a table for checks, docs and report.
 
-Nothing here imports torch, so that params.yaml can be checked in a fraction of a
-second. The strategies themselves refer to it as ``guarantees``.
+This module does not import torch, so that params.yaml can be checked in a fraction of a
+second. Each strategy refers to its row as ``guarantees``.
 """
 
 import json
@@ -12,15 +12,15 @@ from minitrain.core.errors import UserError
 from minitrain.core.params import Train
 
 Promise = Literal["reduced_once", "replay", "one_process", "loss"]
-# gloo's ring; a balanced binary tree; that tree inside each host, then the ring among
-# the hosts; several passes that keep no one order
+# gloo's ring; a balanced binary tree; a tree inside each host, then a ring among the
+# hosts; no fixed order
 Order = Literal["ring", "tree", "hosts", "none"]
 EXACT: frozenset[Promise] = frozenset({"reduced_once", "replay", "one_process"})
 
 
 @dataclass(frozen=True)
 class Defaults:
-    """Settings of the strategies, with the defaults of params.yaml."""
+    """Settings of strategies, with the defaults of params.yaml."""
 
     bucket_cap_mb: float | None = None
     overlap: bool = True
@@ -36,18 +36,22 @@ Tuning: TypeAlias = Train | Defaults
 class Guarantees:
     """Properties of a strategy that the ladder checks, and its requirements.
 
-    ``promises``: rungs that may be asked. ``adds_in``: the order in which the ranks'
-    gradients are added; with ``hosts`` the strategy notes in ``trace.hosts`` which of
-    them shared one, and its ``reference`` is given it. ``wire``: the type (of torch)
-    to which gradients are rounded on their way. ``averages``: the sum is divided by the
-    number of ranks. ``has_buckets``: DDP's, with their settings. ``logical_shards``: a
-    batch is cut into ``train.logical_shards`` parts at any world size.
-    ``own_buffers``: after a step each rank has those of its own samples.
-    ``waits_within``: a rank may wait for others before its last gradient is there, so
-    that the time until then is not its own. ``on_one_host``: all ranks must be.
-    ``on_cpu``: they compute there, so nccl is of no use. ``shares_parameters``: all
-    have the same memory, so comparing theirs shows nothing. ``fp16``: why float16 with
-    a scaled loss cannot be had, else empty.
+    Args:
+        promises: Rungs that apply.
+        adds_in: Order in which the ranks' gradients are added. With ``hosts`` the
+            strategy records the ranks of each host in ``trace.hosts``, and its
+            ``reference`` gets them.
+        wire: Torch type to which gradients are rounded for transport.
+        averages: The sum is divided by the number of ranks.
+        has_buckets: DDP's buckets, with their settings.
+        logical_shards: Cut a batch into ``train.logical_shards`` at any world size.
+        own_buffers: After a step the buffers depend on the rank's own samples.
+        waits_within: A rank may wait for others before its last gradient is computed,
+            so the time until then is not its own.
+        on_one_host: All ranks must be on one host.
+        on_cpu: Ranks compute on the CPU, so nccl has no use.
+        shares_parameters: Ranks share memory, so comparing parameters shows nothing.
+        fp16: Reason why float16 with loss scaling is impossible; empty if it is not.
     """
 
     promises: frozenset[Promise] = EXACT
@@ -65,21 +69,21 @@ class Guarantees:
 
     @property
     def are_exact(self) -> bool:
-        """Gradients are right but for rounding, so that the witness can check them."""
+        """True if gradients are exact up to rounding, so the witness can check them."""
         return bool({"replay", "one_process"} & self.promises)
 
     def num_shards(self, world_size: int, tuning: Tuning) -> int:
-        """Return into how many parts a global batch is cut."""
+        """Return the number of shards of a global batch."""
         return tuning.logical_shards if self.logical_shards else world_size
 
     def require(self, tuning: Tuning, world_size: int, precision: str) -> None:
-        """Raise UserError for settings that the strategy cannot follow."""
+        """Raise UserError for settings that the strategy does not support."""
         for key in ("bucket_cap_mb", "overlap", "find_unused_parameters"):
             value, default = getattr(tuning, key), getattr(DEFAULTS, key)
             if not self.has_buckets and value != default:
                 raise UserError(
                     f"train.{key} = {json.dumps(value)}: must be {json.dumps(default)} "
-                    "where train.sync names a strategy without DDP's buckets"
+                    "with a train.sync that does not use DDP's buckets"
                 )
         if self.fp16 and precision == "fp16":
             raise UserError(

@@ -1,4 +1,4 @@
-"""DDP whose buckets are summed in memory that the processes of a host share."""
+"""DDP with buckets reduced in shared memory, on one host or inside each host."""
 
 import secrets
 from collections.abc import Sequence
@@ -8,10 +8,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from minitrain.comm.groups import group_timeout_s
 from minitrain.comm.ring import ring_sum
 from minitrain.comm.shared_memory import SharedMemoryGroup
 from minitrain.comm.sockets import hosts_of
-from minitrain.comm.torch_private import GradBucket, group_by, group_timeout_s
+from minitrain.comm.torch_private import GradBucket, group_by
 from minitrain.comm.tree import tree_sum
 from minitrain.sync.guarantees import GUARANTEES, Guarantees
 from minitrain.sync.stock import Reduced, StockDDP
@@ -19,20 +20,23 @@ from minitrain.sync.strategy import Traffic
 
 
 class SharedMemory(StockDDP):
-    """Stock DDP, with gloo's all-reduce replaced by one through shared memory: faster
-    than sockets, and without a thread of its own. At two ranks it has the bits of stock
-    DDP; at more, ranks are added in a tree instead of a ring.
+    """DDP with an all-reduce through shared memory, which is faster than gloo's sockets
+    and needs no thread. At two ranks it has the bits of stock DDP; at more, ranks are
+    added in a tree instead of a ring.
     """
 
     guarantees: ClassVar[Guarantees] = GUARANTEES["shm"]
     needs_hook: ClassVar[bool] = True
     bucket_views: ClassVar[bool] = True
-    # the rank adds by itself, so nothing is hidden: it waits once a step, not a bucket
+    # the rank's only thread adds, so overlap hides nothing: wait once per step instead
     overlaps: ClassVar[bool] = False
 
+    # the ranks of this host, if not all of the group
+    _near: Sequence[int] | None = None
+
     def set_up(self) -> None:
-        limit = group_timeout_s(self.group)
-        self._memory = SharedMemoryGroup(self.group, timeout_s=limit)
+        limit = group_timeout_s()
+        self._memory = SharedMemoryGroup(self.group, among=self._near, timeout_s=limit)
         super().set_up()
 
     def exchange(self, bucket: GradBucket) -> Reduced:
@@ -53,54 +57,47 @@ class SharedMemory(StockDDP):
         return tree_sum(gradients)
 
 
-class Hierarchical(StockDDP):
-    """The same on several hosts: buckets are summed inside each host, among the hosts'
-    first ranks (the leaders) by gloo, and handed back. On one host it is ``shm``, with
-    one rank a host ``ddp``, to the bit.
+class Hierarchical(SharedMemory):
+    """Shared memory inside each host, gloo between hosts: buckets are reduced inside
+    each host, then among the first ranks of the hosts (the leaders), and handed back.
+    On one host it has the bits of ``shm``, with one rank per host the bits of ``ddp``.
     """
 
     guarantees: ClassVar[Guarantees] = GUARANTEES["hierarchical"]
-    needs_hook: ClassVar[bool] = True
-    bucket_views: ClassVar[bool] = True
+    overlaps: ClassVar[bool] = True
 
     def set_up(self) -> None:
-        limit = group_timeout_s(self.group)
         hosts = self.trace.hosts = hosts_of(self.group)
-        (mine,) = (host for host in hosts if self.rank in host)
-        self._memory = SharedMemoryGroup(self.group, among=mine, timeout_s=limit)
+        (self._near,) = (host for host in hosts if self.rank in host)
         self._crosses_hosts = len(hosts) > 1
-        # None on all ranks but the leaders, and on one host
+        # None except on the leaders of several hosts
         self._leaders: dist.ProcessGroup | None = None
         # buckets of this step that the leader has yet to hand back
         self._under_way: list[tuple[Tensor, Reduced]] = []
         if self._crosses_hosts:
             names = [f"leaders-{secrets.token_hex(16)}"]
             dist.broadcast_object_list(names, group=self.group, group_src=0)
-            if self.rank == mine[0]:
+            if self.rank == self._near[0]:
                 ranks = dist.get_process_group_ranks(self.group)
                 leaders = [ranks[host[0]] for host in hosts]
-                self._leaders = group_by(leaders, names[0], limit)
+                self._leaders = group_by(leaders, names[0], group_timeout_s())
         super().set_up()
 
     def exchange(self, bucket: GradBucket) -> Reduced:
-        buffer = bucket.buffer().mul_(self.factor)
-        self._memory.all_reduce(buffer)
-        reduced = self._among_hosts(buffer)
-        if self._crosses_hosts:
-            self._under_way.append((buffer, reduced))
-            # the others of a host cannot see when their leader is done, so all of it
-            # waits for the network together, when nothing is left to compute
-            if bucket.is_last() or not self.tuning.overlap:
-                self._hand_back()
-        return reduced
-
-    def _among_hosts(self, buffer: Tensor) -> Reduced:
-        if self._leaders is not None:
-            work = dist.all_reduce(buffer, group=self._leaders, async_op=True)
-            return work.get_future().then(lambda future: future.value()[0])
-        reduced: Reduced = torch.futures.Future()
+        reduced = super().exchange(bucket)
         if not self._crosses_hosts:
-            reduced.set_result(buffer)
+            return reduced
+        buffer = bucket.buffer()
+        if self._leaders is None:
+            reduced = torch.futures.Future()
+        else:
+            work = dist.all_reduce(buffer, group=self._leaders, async_op=True)
+            reduced = work.get_future().then(lambda future: future.value()[0])
+        self._under_way.append((buffer, reduced))
+        # other ranks cannot see when their leader is done, so all ranks of a host wait
+        # for the network together, when nothing is left to compute
+        if bucket.is_last() or not self.tuning.overlap:
+            self._hand_back()
         return reduced
 
     def _hand_back(self) -> None:
@@ -113,10 +110,10 @@ class Hierarchical(StockDDP):
         self._under_way.clear()
 
     def traffic(self) -> Traffic:
-        return {} if self._leaders is None else super().traffic()
+        return {} if self._leaders is None else StockDDP.traffic(self)
 
     def close(self) -> None:
-        self._memory.close()
+        super().close()
         if self._leaders is not None:
             dist.destroy_process_group(self._leaders)
             self._leaders = None

@@ -1,7 +1,7 @@
-"""The same bits from any number of processes: a sum whose order none of them decides.
+"""Invariant strategies: the same bits at any number of processes.
 
 A global batch is cut into a fixed number of logical shards, whose gradients are added
-up in a fixed binary tree: first inside a process, then between processes.
+in a fixed binary tree: first inside a process, then between processes.
 """
 
 from collections.abc import Sequence
@@ -12,8 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from minitrain.comm.groups import group_timeout_s
 from minitrain.comm.shared_memory import SharedMemoryGroup
-from minitrain.comm.torch_private import add_all, group_timeout_s
+from minitrain.comm.torch_private import add_all
 from minitrain.comm.tree import tree_sum
 from minitrain.sync.explicit import Flat
 from minitrain.sync.guarantees import GUARANTEES, Guarantees
@@ -27,8 +28,8 @@ from minitrain.sync.strategy import (
 
 
 class Invariant(Flat):
-    """Logical shards in a binary tree, its upper levels exchanged between processes by
-    recursive doubling (Thakur et al. 2005).
+    """Logical shards in a binary tree, with its upper levels exchanged between
+    processes by recursive doubling (Thakur et al. 2005).
     """
 
     guarantees: ClassVar[Guarantees] = GUARANTEES["invariant"]
@@ -43,7 +44,7 @@ class Invariant(Flat):
     def micro_step(self, shard: int, is_last: bool) -> AbstractContextManager[None]:
         if self._shard not in (None, shard):
             self._end_shard()
-            # every shard starts from the buffers with which the step began
+            # every shard starts from the buffers at the beginning of the step
             load_buffers(self.model, self._start)
         self._shard = shard
         return super().micro_step(shard, is_last)
@@ -51,7 +52,7 @@ class Invariant(Flat):
     def _end_shard(self) -> None:
         if not self._first:
             self._first = copy_buffers(self.model)
-        # add the gradients to the tree, as far as it is full
+        # add the gradients to all levels of the tree that are complete
         level, sums = 0, []
         for name, parameter in self._trained.items():
             sums.append(self._gradient(name))
@@ -68,7 +69,7 @@ class Invariant(Flat):
         for parameter, gradient in zip(self._trained.values(), sums, strict=True):
             parameter.grad = gradient
         super().reduce()
-        # of all shards, the first decides: the same one in any number of processes
+        # keep the buffers of the first shard, the same at any number of processes
         load_buffers(self.model, self._first)
         broadcast(self.model.buffers(), self.group)
 
@@ -97,13 +98,13 @@ class Invariant(Flat):
 
 
 class InvariantSharedMemory(Invariant):
-    """The same tree, its upper levels in memory that the processes of a host share."""
+    """The same tree, with its upper levels in shared memory of one host."""
 
     guarantees: ClassVar[Guarantees] = GUARANTEES["invariant_shm"]
 
     def set_up(self) -> None:
         super().set_up()
-        limit = group_timeout_s(self.group)
+        limit = group_timeout_s()
         self._memory = SharedMemoryGroup(self.group, timeout_s=limit)
 
     def exchange(self, flat: Tensor) -> None:

@@ -1,10 +1,10 @@
-"""One copy of the parameters on a host, each stepped by the one rank that owns it.
+"""One copy of the parameters per host, each parameter stepped by the rank that owns it.
 
 All ranks map one memory: the parameters, and a row of gradients for each rank. A rank
-writes its gradients into its own row, but for the parameters that it owns: there it
-puts the sums over all ranks. A step has three barriers: rows are complete before they
-are added up, sums before they are used, parameters before the next forward pass. So
-nothing is gathered or copied back.
+writes gradients into its own row, except at parameters that it owns, where it writes
+the sums over all ranks. A step has three barriers: after the rows are written, after
+the sums are written, and after the parameters are stepped. Nothing is gathered or
+copied back.
 """
 
 import time
@@ -12,16 +12,16 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from itertools import accumulate, count, pairwise
-from typing import Any, ClassVar
+from itertools import accumulate, count
+from typing import ClassVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
+from minitrain.comm.groups import group_timeout_s
 from minitrain.comm.shared_memory import ALIGNMENT
 from minitrain.comm.sockets import meet
-from minitrain.comm.torch_private import group_timeout_s
 from minitrain.comm.tree import tree_sum
 from minitrain.core.errors import UserError
 from minitrain.sync.explicit import Flat
@@ -29,16 +29,17 @@ from minitrain.sync.guarantees import GUARANTEES, Guarantees
 from minitrain.sync.sharded import gather_moments
 from minitrain.sync.strategy import BucketEvent, Traffic, num_bytes
 
-# the calls of a step for one parameter take as long as a step of so many bytes
+# overhead of the optimizer's calls for one parameter, in bytes of parameters
 CALLS_IN_BYTES = 1 << 16
 
 
 class OneCopy(Flat):
-    """The sums of ``shm``, with parameters and optimizer state once on a host instead
-    of once a rank. At two ranks it has the bits of stock DDP.
+    """The sums of ``shm``, with parameters and optimizer state once per host instead of
+    once per rank. At two ranks it has the bits of stock DDP.
     """
 
     guarantees: ClassVar[Guarantees] = GUARANTEES["one_copy"]
+    holds_a_part: ClassVar[bool] = True
 
     def set_up(self) -> None:
         super().set_up()
@@ -48,14 +49,13 @@ class OneCopy(Flat):
                 f"train.sync = 'one_copy': {len(trained)} trained parameters for "
                 f"{self.world_size} processes: must be at least one for each"
             )
-        _refuse_aliases(self.model)
         owners = _owners(trained, self.world_size)
         self._own = [name for name in trained if owners[name] == self.rank]
         sizes = (-(-p.nbytes // ALIGNMENT) * ALIGNMENT for p in named.values())
         *starts, size = accumulate(sizes, initial=0)
         places = dict(zip(named, starts, strict=True))
-        limit = group_timeout_s(self.group)
-        # behind the rows a byte for each parameter: how often it was added up
+        limit = group_timeout_s()
+        # after the rows, one byte per parameter counts how often it was added up
         end = size * (1 + self.world_size)
         self._links, memory = meet(self.group, end + len(trained), limit)
         self._memory, self._counts = memory, dict(zip(trained, count(end)))
@@ -64,7 +64,7 @@ class OneCopy(Flat):
             like, place = named[name], line * size + places[name]
             if not like.numel():
                 return torch.empty_like(like)
-            # a storage of its own: torch.save writes whole storages
+            # a separate storage, because torch.save writes whole storages
             flat = torch.frombuffer(
                 memory, dtype=like.dtype, count=like.numel(), offset=place
             )
@@ -80,11 +80,11 @@ class OneCopy(Flat):
             if owners.get(name, 0) == self.rank:
                 shared.copy_(parameter.detach())
             parameter.data = shared
-        self._links.barrier(b"start")
+        self._links.barrier()
         self._is_last = False
         self._written: set[str] = set()
         self._agreed: Traffic = {}
-        # a parameter keeps its hook where no garbage collector sees it
+        # a parameter keeps its hook out of sight of the garbage collector
         alive = weakref.proxy(self)
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(
@@ -104,7 +104,7 @@ class OneCopy(Flat):
         return super().micro_step(shard, is_last)
 
     def _on_gradient(self, name: str, parameter: Tensor) -> None:
-        # while it is in cache, and before there are others of its size
+        # write it while it is in cache, and before other gradients are allocated
         if self._is_last and name in self._written:
             raise UserError(
                 f"train.sync = 'one_copy': parameter {name} gets several gradients in "
@@ -116,26 +116,26 @@ class OneCopy(Flat):
     def _write(self, name: str) -> None:
         gradient = self._gradient(name)
         self._written.add(name)
-        # only the owner needs its own, which it adds from where it is
+        # only the owner needs its own gradient, which it adds in place
         there = gradient if name in self._terms else self._row[name]
         torch.mul(gradient, 1.0 / self.world_size, out=there)
         self._trained[name].grad = there
 
     def reduce(self) -> None:
         self._is_last = False
-        # what had its last gradient in an earlier micro-step
+        # parameters with their last gradient in an earlier micro-step
         for name in [n for n in self._trained if n not in self._written]:
             self._write(name)
         for name in self._terms:
             self._memory[self._counts[name]] = 0
         self.trace.computed_ns = called = time.perf_counter_ns()
-        self._links.barrier(b"rows")
+        self._links.barrier()
         for name in self._own:
             terms = [*self._terms[name]]
             terms[self.rank] = self._gradient(name)
             tree_sum(terms, out=self._sums[name])
             self._memory[self._counts[name]] += 1
-        self._links.barrier(b"sums")
+        self._links.barrier()
         for name, parameter in self._trained.items():
             parameter.grad = self._sums[name]
         done = time.perf_counter_ns()
@@ -159,43 +159,13 @@ class OneCopy(Flat):
         return optimizer
 
     def on_step(self) -> None:
-        """Wait until all parameters are stepped; the optimizer calls it."""
+        """Wait until all parameters are stepped; called by the optimizer."""
         start = time.perf_counter_ns()
-        self._links.barrier(b"parameters")
+        self._links.barrier()
         self.trace.optimizer_ns = time.perf_counter_ns() - start
 
     def moments(self, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
         return gather_moments(self, super().moments(optimizer))
-
-    def _numbers(self) -> list[int]:
-        # of the parameters that this rank steps, among all of the model
-        names = enumerate(name for name, _ in self.model.named_parameters())
-        return [number for number, name in names if name in self._terms]
-
-    def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """Return the state of all ranks, as of an optimizer of the whole model, so
-        that another number of ranks can go on from it. Collective.
-        """
-        state, numbers = optimizer.state_dict(), self._numbers()
-        own = {numbers[place]: kept for place, kept in state["state"].items()}
-        parts: list[Any] = [None] * self.world_size
-        dist.all_gather_object(parts, own, group=self.group)
-        found = {number: kept for part in parts for number, kept in part.items()}
-        (group,) = state["param_groups"]
-        every = [*range(len(list(self.model.parameters())))]
-        return {
-            "state": {number: found[number] for number in sorted(found)},
-            "param_groups": [{**group, "params": every}],
-        }
-
-    def restore_optimizer(
-        self, optimizer: torch.optim.Optimizer, state: dict[str, Any]
-    ) -> None:
-        places, (group,) = enumerate(self._numbers()), state["param_groups"]
-        kept = state["state"]
-        own = {place: kept[n] for place, n in places if n in kept}
-        groups = [{**group, "params": [*range(len(self._numbers()))]}]
-        optimizer.load_state_dict({"state": own, "param_groups": groups})
 
     def traffic(self) -> Traffic:
         return self._agreed
@@ -210,21 +180,8 @@ class OneCopy(Flat):
         return tree_sum(gradients)
 
 
-def _refuse_aliases(model: nn.Module) -> None:
-    # what moves to another memory no longer changes with what stays
-    named = dict(model.named_parameters())
-    tensors = [*model.named_buffers(), *named.items()]
-    spans = [(t.data_ptr(), t.data_ptr() + t.nbytes, n) for n, t in tensors if t.nbytes]
-    for (_, end, name), (start, _, other) in pairwise(sorted(spans)):
-        if start < end and {name, other} & named.keys():
-            raise UserError(
-                f"train.sync = 'one_copy': {name} and {other} share memory: they must "
-                "be one Parameter, or tensors of their own; else use shm"
-            )
-
-
 def _owners(parameters: Mapping[str, Tensor], world_size: int) -> dict[str, int]:
-    # the largest first, each to the rank that has least
+    # the largest first, each to the rank with the smallest load
     loads, owners = [0] * world_size, {}
     for name in sorted(parameters, key=lambda name: -parameters[name].nbytes):
         owner = owners[name] = loads.index(min(loads))

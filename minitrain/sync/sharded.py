@@ -1,4 +1,4 @@
-"""Ranks that hold a part each: of the optimizer's state, or of the parameters too."""
+"""Sharded strategies: ZeRO-1 (optimizer state) and FSDP (parameters too)."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -25,7 +25,7 @@ from minitrain.sync.strategy import (
 
 
 class ZeRO1(StockDDP):
-    """DDP, bit for bit, with an optimizer whose state is cut over the ranks: ZeRO-1
+    """DDP with its optimizer state sharded over the ranks, with the same bits: ZeRO-1
     (Rajbhandari et al. 2020, arXiv:1910.02054), by torch's ``ZeroRedundancyOptimizer``.
     """
 
@@ -38,7 +38,7 @@ class ZeRO1(StockDDP):
         # slow to import, and only this strategy needs it
         from torch.distributed.optim import ZeroRedundancyOptimizer
 
-        # it takes what makes an optimizer, and asks for a class
+        # any factory of an optimizer works, but the annotation requires a class
         optimizer: Any = ZeroRedundancyOptimizer(
             self.model.parameters(),
             optimizer_class=cast(Any, kind),
@@ -71,8 +71,9 @@ class ZeRO1(StockDDP):
 
 
 class FSDP(Strategy):
-    """Parameters, gradients and optimizer state cut over the ranks (``fully_shard``).
-    Its collectives lie inside both passes, so its step has no account.
+    """Parameters, gradients and optimizer state sharded over the ranks by torch's
+    ``fully_shard``. Its collectives are part of both passes, so its step has no
+    account.
     """
 
     guarantees: ClassVar[Guarantees] = GUARANTEES["fsdp"]
@@ -95,7 +96,7 @@ class FSDP(Strategy):
             fully_shard(module, mesh=mesh)
 
     def _padded_bytes(self, module: nn.Module) -> int:
-        # each parameter is cut along its first dimension, into equal parts
+        # each parameter is cut along its first dimension, into equal shares
         for name, parameter in module.named_parameters():
             if parameter.dim() == 0:
                 raise UserError(f"model: {name} has no dimension that FSDP could cut")
@@ -104,7 +105,7 @@ class FSDP(Strategy):
         return sum(rows * world_size * p[:1].nbytes for rows, p in shares)
 
     def traffic(self) -> Traffic:
-        # layers are gathered for forward and again for backward, the rest once
+        # layers are gathered for forward and for backward, other parameters once
         if self.world_size == 1:
             return {}
         groups, layers = len(self._layer_bytes) + 1, sum(self._layer_bytes)
@@ -119,7 +120,7 @@ class FSDP(Strategy):
         broadcast(self.model.buffers(), self.group)
 
     def micro_step(self, shard: int, is_last: bool) -> AbstractContextManager[None]:
-        # fully_shard has given the model the methods of an FSDPModule
+        # fully_shard gives the model the methods of an FSDPModule
         model: Any = self.model
         model.set_requires_gradient_sync(is_last)
         return super().micro_step(shard, is_last)
@@ -143,7 +144,7 @@ class FSDP(Strategy):
 
 def gather_moments(sync: Strategy, own: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the moments of all ranks on rank 0, in the order of the model's
-    parameters, from what each has of its ``own``. Collective.
+    parameters. ``own`` are this rank's. Collective.
     """
     parts: list[Any] = [None] * sync.world_size
     everyone = parts if sync.rank == 0 else None
@@ -155,7 +156,7 @@ def gather_moments(sync: Strategy, own: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _part_like(parameter: Any, part: Any) -> Any:
-    # a count of steps is no part of anything
+    # the optimizer's count of steps is not sharded
     from torch.distributed.tensor import DTensor
 
     if not isinstance(part, Tensor) or part.shape != parameter.to_local().shape:
@@ -171,7 +172,7 @@ def _part_like(parameter: Any, part: Any) -> Any:
 
 
 def _layers(model: nn.Module) -> Iterator[nn.Module]:
-    # the members of the outermost lists of modules
+    # members of the outermost ModuleLists
     for child in model.children():
         if isinstance(child, nn.ModuleList):
             yield from child

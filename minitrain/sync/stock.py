@@ -1,4 +1,4 @@
-"""DistributedDataParallel, its buckets timed, or reduced in other ways."""
+"""DistributedDataParallel with timed buckets; the base of strategies that use it."""
 
 import time
 import weakref
@@ -28,17 +28,17 @@ Reduced = torch.futures.Future[Tensor]
 class StockDDP(Strategy):
     """DDP with torch's defaults (Li et al. 2020, arXiv:2006.15704).
 
-    ``timed`` adds a communication hook that does what DDP does without one, to the bit,
-    and notes when each bucket was handed over and when it came back. Without
-    ``overlap`` buckets wait until the last one is there.
+    ``timed`` adds a communication hook with the same bits, which records when each
+    bucket was handed over and when it was reduced. Without ``overlap`` buckets wait for
+    the last one.
     """
 
     guarantees: ClassVar[Guarantees] = GUARANTEES["ddp"]
-    # whether :meth:`exchange` does something else than DDP without a hook
+    # True if :meth:`exchange` differs from DDP without a hook
     needs_hook: ClassVar[bool] = False
-    # whether gradients live in the buckets, which spares copies in and out
+    # True if gradients live in the buckets, which saves copies
     bucket_views: ClassVar[bool] = False
-    # whether a bucket is reduced as soon as it is there, if ``overlap`` allows it
+    # True if a bucket is reduced as soon as it is complete, if ``overlap`` allows it
     overlaps: ClassVar[bool] = True
 
     def set_up(self) -> None:
@@ -51,21 +51,21 @@ class StockDDP(Strategy):
         )
         self.module = self.ddp
         self._names = {id(p): n for n, p in self.model.named_parameters()}
-        # what a bucket is multiplied by before it is summed
+        # a bucket is multiplied by this before it is summed
         self.factor = 1.0 / self.world_size
-        # a pass without communication would count as use of a parameter
+        # a pass without communication would mark parameters as used
         self.has_account = not self.tuning.find_unused_parameters
         self._late: list[tuple[GradBucket, BucketEvent, Reduced]] = []
         if self.needs_hook or self.timed or not self.tuning.overlap:
-            # DDP keeps its hook where no garbage collector sees it: one that kept the
-            # strategy, which keeps DDP, would keep both for ever
+            # The garbage collector cannot see DDP's hook: one that refers to the
+            # strategy, which refers to DDP, would keep both alive forever.
             alive = weakref.proxy(self)
             self.ddp.register_comm_hook(
                 alive, lambda sync, bucket: sync.on_bucket(bucket)
             )
 
     def exchange(self, bucket: GradBucket) -> Reduced:
-        """Start the reduction of one bucket -> a future of it, reduced: (n,)."""
+        """Start the reduction of one bucket; return a future of the result (n,)."""
         buffer = bucket.buffer().mul_(self.factor)
         work = dist.all_reduce(buffer, group=self.group, async_op=True)
         return work.get_future().then(lambda future: future.value()[0])
@@ -81,11 +81,11 @@ class StockDDP(Strategy):
     def no_sync(self) -> Iterator[None]:
         with self.ddp.no_sync():
             yield
-        # else the next forward pass would not start from rank 0's buffers
+        # else the next forward pass would not broadcast rank 0's buffers
         self.ddp.require_forward_param_sync = True
 
     def finish(self) -> None:
-        # as DDP does before a forward pass
+        # like DDP before a forward pass
         broadcast(self.model.buffers(), self.group)
 
     def traffic(self) -> Traffic:
@@ -93,10 +93,10 @@ class StockDDP(Strategy):
         return {"all_reduce": (len(self.trace.events), size)}
 
     def logged(self) -> dict[str, float]:
-        # on a GPU there is nothing to compare it with
+        # on a GPU there are no times to compare with
         is_timed = self.timed and self.trace.computed_ns is not None
         times = ddp_times_ns(self.ddp) if is_timed else None
-        # torch's zero is a time that it did not take
+        # torch reports 0 for a time that it did not measure
         if times is None or not all(times[:3]):
             return {}
         forward, compute, comm, overlap = (time_ns / 1e6 for time_ns in times)
@@ -108,7 +108,7 @@ class StockDDP(Strategy):
         }
 
     def on_bucket(self, bucket: GradBucket) -> Reduced:
-        """Reduce a bucket; DDP calls it as soon as its gradients are there, and copies
+        """Reduce a bucket. DDP calls this as soon as the bucket is complete, and copies
         the future's value into the gradients at the end of the backward pass.
         """
         buffer = bucket.buffer()

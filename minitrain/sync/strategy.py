@@ -1,4 +1,4 @@
-"""The base of all strategies: methods that the training loop calls in order."""
+"""Base class of strategies: methods that the training loop calls in order."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -10,17 +10,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from minitrain.comm.ring import ring_sum
-from minitrain.comm.torch_private import import_compiler
 from minitrain.sync.guarantees import Guarantees, Tuning
 
-# (calls, bytes of one rank's payload) by operation, in one step
+# (calls, bytes of one rank's payload) by operation in one step
 Traffic = dict[str, tuple[int, int]]
 
 
 @dataclass
 class BucketEvent:
-    """One bucket of one step. Times are ``perf_counter_ns`` readings (``done_ns``: 0
-    until it is reduced), None on a GPU, where the hook only enqueues work.
+    """Bucket of one step. Times are ``perf_counter_ns`` readings (``done_ns`` is 0
+    until the bucket is reduced), None on a GPU, where the hook only enqueues work.
     """
 
     parameters: tuple[str, ...]
@@ -31,10 +30,10 @@ class BucketEvent:
 
 @dataclass
 class SyncTrace:
-    """The buckets of the current step, in the order in which they were handed over.
-    ``computed_ns`` is when the last gradient was there, ``optimizer_ns`` what the
-    optimizer's step spent on communication. ``hosts``, the ranks on each host, stands
-    from step to step, for a strategy that adds inside of them first.
+    """Buckets of the current step, in the order in which they were handed over.
+    ``computed_ns`` is the time of the last gradient, ``optimizer_ns`` the duration of
+    communication in the optimizer's step. ``hosts``, the ranks on each host, is kept
+    from step to step, for strategies that first reduce inside each host.
     """
 
     events: list[BucketEvent] = field(default_factory=list)
@@ -44,14 +43,21 @@ class SyncTrace:
 
 
 class Strategy:
-    """The plain module and no synchronization; the base of all that synchronize.
+    """The plain module without synchronization; the base class of all strategies.
 
-    ``module`` is called for the forward pass. A step is :meth:`begin`, one or more
-    :meth:`micro_step`, each a forward and a backward pass, then :meth:`reduce`, which
-    leaves the synchronized gradients. ``trace`` has the buckets, if ``timed``.
-    ``has_account``: a backward pass can be made without communication.
-    ``holds_a_part``: what a rank keeps is of no use to another number of ranks. A
-    subclass sets itself up in :meth:`set_up`.
+    A step is :meth:`begin`, one or more :meth:`micro_step`, each with a forward pass
+    (through ``module``) and a backward pass, then :meth:`reduce`. A subclass
+    initializes itself in :meth:`set_up`.
+
+    Args:
+        model: The module to train.
+        tuning: Settings, such as section ``train`` of params.yaml.
+        group: Ranks to synchronize; None for all.
+        timed: Record buckets and their times in ``trace``.
+
+    Attributes:
+        has_account: True if a backward pass without communication is possible.
+        holds_a_part: True if the state of a rank is useless at another world size.
     """
 
     guarantees: ClassVar[Guarantees] = Guarantees()
@@ -71,50 +77,49 @@ class Strategy:
         self.trace = SyncTrace()
         self.world_size = dist.get_world_size(group) if dist.is_initialized() else 1
         self.rank = dist.get_rank(group) if dist.is_initialized() else 0
-        import_compiler()
         self.set_up()
 
     def set_up(self) -> None:
-        """Wrap the model, and bring all ranks to rank 0's start. Collective."""
+        """Wrap the model, and start all ranks from rank 0's weights. Collective."""
 
     @property
     def divisor(self) -> int:
-        """The number by which the sum of the ranks' gradients is divided."""
+        """Number by which the sum of the ranks' gradients is divided."""
         return self.world_size if self.guarantees.averages else 1
 
     def begin(self) -> None:
-        """Begin a step, and forget one that was given up. Collective."""
+        """Begin a step, and discard an unfinished one. Collective."""
         self.trace.events.clear()
         self.trace.computed_ns = self.trace.optimizer_ns = None
 
     def micro_step(self, shard: int, is_last: bool) -> AbstractContextManager[None]:
-        """Wrap the passes of a micro-batch of ``shard``, the last of a step or not."""
+        """Return a context for the passes of a micro-batch of ``shard``."""
         return nullcontext()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Let forward and backward inside leave local gradients and send nothing."""
+        """Disable communication: passes in the body leave local gradients."""
         yield
 
     def reduce(self) -> None:
-        """Synchronize what the backward passes have not yet. Collective. Raises
-        UserError for a parameter without gradient, where that cannot be reduced.
+        """Synchronize all gradients that the backward passes have not. Collective.
+        Raises UserError for a parameter without a gradient, if the strategy needs all.
         """
 
     def optimizer(
         self, kind: Callable[..., torch.optim.Optimizer], learning_rate: float
     ) -> torch.optim.Optimizer:
-        """Make the optimizer of this rank, all but the learning rate as in torch."""
+        """Build this rank's optimizer, with torch's defaults and a learning rate."""
         return kind(self.model.parameters(), lr=learning_rate)
 
     def agree_on_overflow(self, found: Tensor) -> None:
-        """Set ``found`` (1,), not 0 where a gradient that this rank steps overflowed,
-        to the same value on all ranks. Collective. By default all step all gradients.
+        """Synchronize ``found`` (1,), not 0 if a gradient that this rank steps
+        overflowed. Collective. By default all ranks step all gradients, so it is equal.
         """
 
     def moments(self, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-        """Return what ``optimizer`` keeps of each parameter, by ``NAME/KEY``: whole
-        tensors, on rank 0. Collective.
+        """Return the state of ``optimizer`` by ``NAME/KEY``: whole tensors, on rank 0.
+        Collective.
         """
         return {
             f"{name}/{key}": whole(value)
@@ -124,72 +129,72 @@ class Strategy:
         }
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """Return what ``optimizer`` keeps on this rank, as its ``state_dict`` does."""
+        """Return the state of this rank's ``optimizer``."""
         return optimizer.state_dict()
 
     def restore_optimizer(
         self, optimizer: torch.optim.Optimizer, state: dict[str, Any]
     ) -> None:
-        """Let ``optimizer`` go on from what :meth:`optimizer_state` gave."""
+        """Load what :meth:`optimizer_state` returned."""
         optimizer.load_state_dict(state)
 
     def kept(self) -> dict[str, Any]:
-        """Return what the strategy keeps between steps, in tensors and JSON types."""
+        """Return the strategy's own state between steps, in tensors and JSON types."""
         return {}
 
     def restore(self, kept: dict[str, Any]) -> None:
-        """Go on from what :meth:`kept` gave on this rank."""
+        """Load what :meth:`kept` returned on this rank."""
 
     def finish(self) -> None:
-        """Bring the ranks to one state after the last step. Collective."""
+        """Synchronize buffers after the last step. Collective."""
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the whole state of the unwrapped model. Collective."""
+        """Return the full state dict of the unwrapped model. Collective."""
         return dict(self.model.state_dict())
 
     def traffic(self) -> Traffic:
-        """Return what the last step should have sent by torch, but for buffers."""
+        """Return the expected traffic of the last step, without buffers."""
         return {}
 
     def logged(self) -> dict[str, float]:
-        """Return torch's own times of the last step in milliseconds, if any."""
+        """Return torch's own times of the last step in ms, if any."""
         return {}
 
     def close(self) -> None:
-        """Free what the process group does not. Collective."""
+        """Free resources that the process group does not free. Collective."""
 
     @staticmethod
     def reference(gradients: Sequence[Tensor]) -> Tensor:
-        """Return one bucket (n,) as it is synchronized, from one flat tensor (n,) for
-        each shard, already divided if the strategy averages. They stay as they are. To
-        the bit where the strategy promises ``replay``.
+        """Return a synchronized bucket (n,), bit for bit if the strategy promises
+        ``replay``. ``gradients`` has a tensor (n,) per shard, already divided if the
+        strategy averages; they stay as they are.
         """
         return ring_sum(gradients)
 
 
 def trained(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters that are to have a gradient, by name."""
+    """Return the parameters that require a gradient, by name."""
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
 def copy_buffers(model: nn.Module) -> list[Tensor]:
-    """Return copies of all buffers on their device, in their order."""
+    """Return copies of all buffers in order, on their device."""
     return [buffer.detach().clone() for buffer in model.buffers()]
 
 
 def load_buffers(model: nn.Module, saved: Sequence[Tensor]) -> None:
-    """Put copies back into the model, in place; ValueError for another count."""
+    """Load copies into the model in place; ValueError for a wrong number."""
     for buffer, copy in zip(model.buffers(), saved, strict=True):
         buffer.detach().copy_(copy)
 
 
 def num_bytes(parameters: Iterable[Tensor]) -> int:
-    """Return the bytes of all of them together."""
+    """Return the total size in bytes."""
     return sum(parameter.nbytes for parameter in parameters)
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Return the tensor, or all of it where ranks hold a part each. Collective."""
+    """Return the tensor, gathered if it is sharded over ranks. Collective."""
     gather = getattr(tensor, "full_tensor", None)
     return (tensor if gather is None else gather()).detach()
 
@@ -202,9 +207,9 @@ def world() -> dist.ProcessGroup:
 
 
 def broadcast(tensors: Iterable[Tensor], group: dist.ProcessGroup | None) -> None:
-    """Set ``tensors`` to rank 0's values, in place. Collective."""
+    """Replace ``tensors`` by rank 0's, in place. Collective."""
     for tensor in tensors:
-        # gloo writes without gaps, however the tensor lies in memory
+        # gloo ignores strides
         dense = tensor.detach().contiguous()
         dist.broadcast(dense, group=group, group_src=0)
         if dense.data_ptr() != tensor.data_ptr():

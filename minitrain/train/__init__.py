@@ -1,1 +1,1 @@
-"""One rank: what it is made of, the loop, and what it writes down."""
+"""Training of one rank: its parts, the loop, checkpoints and outputs."""

@@ -1,9 +1,10 @@
-"""Checkpoints on disk: each is whole, or it is not used.
+"""Checkpoints on disk, which are used only if they are complete and undamaged.
 
-    FOLDER/step-25/rank-0.pt ...    what each rank keeps, saved by torch
-                   manifest.json    whose it is, and SHA-256 of every file
+    FOLDER/step-25/rank-0.pt ...    state of each rank, saved by torch
+                   manifest.json    identity of the run, and SHA-256 of every file
 
-The manifest is written when all files are on the disk, so an interrupted save has none.
+The manifest is written after all files are on the disk, so an interrupted save has
+none.
 """
 
 import fcntl
@@ -26,23 +27,28 @@ from minitrain.core.errors import UserError
 from minitrain.core.files import fsync, open_atomic, read_json, sha256_file, write_json
 from minitrain.core.printable import note
 
-# what one rank keeps: tensors, numbers, text, and lists and dicts of these
+# state of one rank: tensors, numbers, text, and lists and dicts of these
 Kept = dict[str, Any]
 Manifest = dict[str, Any]
 MANIFEST, OWN_SUM = "manifest.json", "manifest_sha256"
 STEP = "step-"
-# a stage has ten seconds to end
+# a stage that is stopped exits within ten seconds
 WAIT_S = 15.0
 POLL_S = 0.1
-# the folders that this process has locked
+# folders that this process has locked, with their descriptors
 _held: dict[Path, int] = {}
 
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """The checkpoints of one run: one after each ``every`` steps, the newest ``keep``
-    of them. ``identity`` is all that decides what the run computes, in plain values.
-    ``same_bits``: a run that goes on has the bits of an undisturbed one.
+    """Checkpoints of one run.
+
+    Args:
+        folder: Where they are, or will be.
+        identity: Everything that the bits of the run depend on, as plain values.
+        every: Number of steps from one to the next.
+        keep: Number of the newest that are kept.
+        same_bits: A resumed run has the bits of an uninterrupted one.
     """
 
     folder: Path
@@ -52,80 +58,81 @@ class Checkpoints:
     same_bits: bool = True
 
     def save(self, step: int, kept: Kept) -> None:
-        """Write what every rank keeps after ``step`` steps, then remove the oldest.
-        Collective. Raises, on all ranks, UserError where a disk is full and OSError
-        where one cannot write else; the checkpoints that were there are still there.
+        """Write the state of every rank after ``step`` steps, then remove the oldest
+        checkpoints. Collective. An error on one rank is raised on all, and leaves the
+        earlier checkpoints as they are.
+
+        Raises:
+            UserError: A disk is full.
+            OSError: A rank cannot write.
         """
         checkpoint = self.folder / f"{STEP}{step}"
         try:
-            # of this name there can only be one that was refused, as of other bits
+            # a checkpoint of this step is there only if it was refused
             only_first(lambda: _make_empty(checkpoint))
             written = everyone(lambda: _write(checkpoint / f"rank-{_rank()}.pt", kept))
         except BaseException:
-            # its bytes may be what others lack
+            # frees space on a full disk
             shutil.rmtree(checkpoint, ignore_errors=True)
             raise
-        # it may be the only one that is whole now: it stays if another rank is lost
+        # outside of `try`: it may be the only complete one now, so it must stay
         only_first(lambda: self._complete(checkpoint, dict(written)))
 
     def _complete(self, checkpoint: Path, files: dict[str, str]) -> None:
         step = step_of(checkpoint)
         about = {"identity": dict(self.identity), "step": step, "files": files}
         write_json(checkpoint / MANIFEST, {**about, OWN_SUM: _sum_of(about)})
-        # later ones were refused, or the run would be beyond them
+        # later ones were refused, or the run would have resumed from them
         steps = steps_in(self.folder)
         usable = [one for one in steps if one <= step]
         for one in {*steps} - {*usable[: self.keep]}:
             shutil.rmtree(self.folder / f"{STEP}{one}", ignore_errors=True)
 
     def begin(self) -> bool:
-        """Lock the folder until this process ends, or raise UserError where another
-        process holds it. False where ranks on other hosts do not see it. Collective.
+        """Lock the folder until this process exits. Return False if ranks on other
+        hosts do not see it. Collective. Raises UserError if another process holds the
+        lock.
         """
         only_first(lambda: _lock(self.folder))
         return all(who_sees(self.folder))
 
-    def newest(self, below: int | None = None) -> Path | None:
-        """Return the newest one that is whole and this run's, of fewer steps than
-        ``below``, the same on all ranks; None if there is none. Collective.
+    def newest(self) -> Path | None:
+        """Return the newest complete checkpoint of this run, the same on all ranks;
+        None if there is none. Collective.
         """
-        ours = dict(self.identity)
-        return only_first(
-            lambda: newest_whole(self.folder, lambda found: found == ours, below)
-        )
+        return only_first(lambda: newest_whole(self.folder, self._is_ours))
+
+    def _is_ours(self, found: Manifest) -> bool:
+        return found == dict(self.identity)
 
     def forget(self) -> None:
-        """Remove all of them: the run has ended, and its outputs are there."""
+        """Remove all of them after the run has ended."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self.remove_empty()
 
     def remove_empty(self) -> None:
-        """Remove the folder and the two above it, as far as they are empty."""
+        """Remove the folder and the two above it if they are empty."""
         for folder in (self.folder, *self.folder.parents[:2]):
             with suppress(OSError):
                 folder.rmdir()
 
 
 def steps_in(folder: Path) -> list[int]:
-    """Return the steps of the checkpoints in ``folder``, the newest first."""
+    """Return the steps of the checkpoints in ``folder``, newest first."""
     names = [path.name.removeprefix(STEP) for path in folder.glob(f"{STEP}*")]
     return sorted((int(name) for name in names if name.isdigit()), reverse=True)
 
 
 def step_of(checkpoint: Path) -> int:
-    """Return how many steps were done when it was written."""
+    """Return the number of steps before the checkpoint."""
     return int(checkpoint.name.removeprefix(STEP))
 
 
-def newest_whole(
-    folder: Path, is_ours: Callable[[Manifest], bool], below: int | None = None
-) -> Path | None:
-    """Return the newest checkpoint in ``folder`` that is whole and whose identity
-    ``is_ours``, of fewer steps than ``below``; newer ones are named on stderr.
+def newest_whole(folder: Path, is_ours: Callable[[Manifest], bool]) -> Path | None:
+    """Return the newest complete checkpoint in ``folder`` whose identity ``is_ours``.
+    Print a note on stderr about newer ones.
     """
     for step in steps_in(folder):
-        if below is not None and step >= below:
-            continue
         checkpoint = folder / f"{STEP}{step}"
         try:
             if is_ours(read_manifest(checkpoint)["identity"]):
@@ -138,11 +145,11 @@ def newest_whole(
 
 
 class DamagedError(Exception):
-    """A checkpoint is not as it was written: the line names its first such file."""
+    """Checkpoint with a missing or changed file, which the message names."""
 
 
 def read_manifest(checkpoint: Path) -> Manifest:
-    """Return a manifest; DamagedError for a file that is not as it says."""
+    """Check all files of a checkpoint and return its manifest; else DamagedError."""
     file = checkpoint / MANIFEST
     try:
         manifest: Manifest = read_json(file)
@@ -162,7 +169,7 @@ def _require(whole: bool) -> None:
 
 
 def load_rank(checkpoint: Path, rank: int | None = None) -> Kept:
-    """Return what ``rank`` kept, by default this one; never run code from the file."""
+    """Load the state of a rank, by default this one, without running code from it."""
     file = checkpoint / f"rank-{_rank() if rank is None else rank}.pt"
     kept: Kept = torch.load(file, map_location="cpu", weights_only=True)
     return kept
@@ -189,7 +196,7 @@ def _write(path: Path, kept: Kept) -> tuple[str, str]:
 
 
 def _lock(folder: Path) -> None:
-    # A stage may still be on its way out when the next one begins: DVC was killed, say.
+    # after DVC was killed, its stage may still be exiting when the next one begins
     deadline = time.monotonic() + WAIT_S
     while not _is_locked(folder):
         if time.monotonic() > deadline:
@@ -201,18 +208,15 @@ def _lock(folder: Path) -> None:
 
 
 def _is_locked(folder: Path) -> bool:
-    # a holder that has done with it removes it, at any moment
+    # its holder may remove it at any moment
     with suppress(FileNotFoundError):
         folder.mkdir(parents=True, exist_ok=True)
-        for above in (folder.parent, folder.parent.parent):
-            # a power cut must not lose the way to it
-            fsync(above)
         descriptor = _held.pop(folder.resolve(), None) or os.open(folder, os.O_RDONLY)
         with suppress(BlockingIOError, FileNotFoundError):
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # a folder that its holder has just removed is locked to no purpose
+            # a folder that its holder has just removed is not the one in this place
             if os.path.samestat(os.fstat(descriptor), folder.stat()):
-                # it stays open until this process ends, however it ends
+                # open, and so locked, until this process exits
                 _held[folder.resolve()] = descriptor
                 return True
         os.close(descriptor)

@@ -1,4 +1,4 @@
-"""Step timing on one rank: stamps in order, one row a step, in milliseconds."""
+"""Step timing on one rank: one row per step, in milliseconds."""
 
 import time
 from collections.abc import Callable
@@ -13,16 +13,15 @@ BRACKET_EVERY = 5
 
 
 def kind_of_step(step: int) -> Kind:
-    """Return ``bracketed`` for the last of every five steps: its backward pass lies
-    between barriers, and one without communication follows.
+    """Return ``bracketed`` for the last of every five steps: its backward pass is
+    between barriers, and a backward pass without communication follows.
     """
     return "bracketed" if step % BRACKET_EVERY == BRACKET_EVERY - 1 else "plain"
 
 
 class StepClock:
-    """Stamp the parts of a step, one after the other; ``now_ns`` is the last stamp.
-    ``synchronize`` waits for a GPU before every stamp. Unless it ``watches``, every
-    step is plain.
+    """Clock of the parts of a step. ``now_ns`` is its last reading. ``synchronize``
+    waits for a GPU before every reading. Unless it ``watches``, every step is plain.
     """
 
     def __init__(
@@ -36,18 +35,18 @@ class StepClock:
         self.kind: Kind = "plain"
 
     def begin(self, step: int) -> None:
-        """Start the row of ``step``; its first part began where the last one ended."""
+        """Start the row of ``step``; its first part began at the last reading."""
         self.kind = kind_of_step(step) if self.watches else "plain"
         self.row = {"step": step, "kind": self.kind}
         self._step_ns = 0
 
     def restart(self) -> None:
-        """Leave out what happened since the last stamp: it belongs to no part."""
+        """Exclude the time since the last reading from all parts."""
         self._synchronize()
         self.now_ns = time.perf_counter_ns()
 
     def mark(self, part: str) -> None:
-        """Add the time since the last stamp to ``{part}_ms`` of the row."""
+        """Add the time since the last reading to ``{part}_ms`` of the row."""
         self._synchronize()
         now = time.perf_counter_ns()
         name = f"{part}_ms"
@@ -56,7 +55,7 @@ class StepClock:
         self.now_ns = now
 
     def carve(self, part: str, out_of_it: str, length_ns: int | None) -> None:
-        """Move ``length_ns`` of ``part`` to ``out_of_it``; None: there is nothing."""
+        """Move ``length_ns``, unless it is None, from ``part`` to ``out_of_it``."""
         if length_ns is not None:
             self.row[f"{part}_ms"] -= length_ns / NS_PER_MS
             self.row[f"{out_of_it}_ms"] = length_ns / NS_PER_MS
@@ -67,12 +66,18 @@ class StepClock:
 
 
 def bucket_times(trace: SyncTrace, backward_ms: float, end_ns: int) -> Row:
-    """Return what the buckets show of a step's ``backward_ms`` that end at ``end_ns``.
+    """Return the times of communication in a backward pass.
 
-    ``comm_exposed_ms``: from the last gradient to the end; ``to_last_bucket_ms``: the
-    rest; ``comm_total_ms``: length of the union of all [handed over, reduced], of which
-    ``comm_hidden_ms`` lies before the last gradient; ``comm_span_ms``: from the first
-    bucket to the end. Empty without buckets, or without times (GPU).
+    Args:
+        trace: Buckets of the step.
+        backward_ms: Duration of the backward pass.
+        end_ns: Its end, as a ``perf_counter_ns`` reading.
+
+    Returns:
+        ``comm_exposed_ms`` from the last gradient to the end, ``to_last_bucket_ms``
+        before it; ``comm_total_ms``, the union of all [handed over, reduced], and
+        ``comm_hidden_ms``, its share before the last gradient; ``comm_span_ms`` from
+        the first bucket to the end. Empty without buckets, or without times (GPU).
     """
     spans = [
         (event.called_ns, event.done_ns)
@@ -95,7 +100,7 @@ def bucket_times(trace: SyncTrace, backward_ms: float, end_ns: int) -> Row:
 
 
 def union_length(spans: list[tuple[int, int]]) -> int:
-    """Return the length of the union of [begin, end); overlaps count once."""
+    """Return the length of the union of intervals [begin, end)."""
     total, reached = 0, 0
     for begin, end in sorted(spans):
         begin = max(begin, reached)

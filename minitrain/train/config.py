@@ -1,6 +1,6 @@
 """Description of a run: model, batches, strategy, optimizer, precision, seed.
 
-params.yaml, an arm of a comparison and a user's test are three ways to describe a run.
+It comes from params.yaml, from an arm of a comparison, or from a user's test.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +12,6 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from minitrain.comm.torch_private import import_compiler
 from minitrain.core.params import Params, Train
 from minitrain.data.batches import ShardFiles
 from minitrain.data.cut import Batches, Data
@@ -36,9 +35,9 @@ OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
 
 @dataclass(frozen=True)
 class RunConfig:
-    """All that decides what a run computes, but for the number of its processes. Rank r
-    builds its model by ``factory`` from ``seed`` + r, and cuts its part of a global
-    batch into ``grad_accumulation_steps`` micro-batches.
+    """Everything that the results of a run depend on, except the number of processes.
+    Rank r builds its model by ``factory`` from ``seed`` + r, and cuts its share of a
+    global batch into ``grad_accumulation_steps`` micro-batches.
     """
 
     factory: Callable[[], nn.Module]
@@ -55,37 +54,37 @@ class RunConfig:
     hash_every: int = 1
 
     def start_model(self, rank: int) -> nn.Module:
-        """Seed, and return the model as ``rank`` (or a logical shard) starts it."""
+        """Seed the generators and build the model of ``rank`` (or a logical shard)."""
         seed_everything(self.seed + rank)
         return self.factory()
 
     def num_shards(self, world_size: int) -> int:
-        """Return into how many shards the strategy cuts a global batch."""
+        """Return the number of shards of a global batch."""
         return self.sync.guarantees.num_shards(world_size, self.tuning)
 
     def batches(
         self, shards: Sequence[int], num_shards: int, device: torch.device | None = None
     ) -> Batches:
-        """Return the batches of those ``shards`` of ``num_shards`` on ``device``."""
+        """Open the batches of ``shards`` (of ``num_shards``) on ``device``."""
         count = self.grad_accumulation_steps
         return self.data.open(shards, num_shards, count, device)
 
     @property
     def kind_of_optimizer(self) -> Callable[..., torch.optim.Optimizer]:
         """The optimizer's class, in torch's default or fused implementation."""
-        # every optimizer's own arguments are named, the base class's are not
+        # the base class does not have the keyword arguments of its subclasses
         kind: Any = OPTIMIZERS[self.optimizer]
         return partial(kind, fused=True) if self.fused_optimizer else kind
 
     @property
     def recorded(self) -> set[int]:
-        """The steps whose tensors are hashed."""
+        """Steps whose tensors are hashed."""
         return recorded_steps(self.steps, self.hash_every, self.data.smaller())
 
     @property
     def sampled(self) -> set[int]:
-        """The recorded steps whose tensors are kept for the witness: the first two, the
-        last, the first with a smaller batch, and one that the data select.
+        """Recorded steps whose tensors are kept for the witness: the first two, the
+        last, the first with a smaller batch, and one chosen by the data's hash.
         """
         steps, smaller = sorted(self.recorded), self.data.smaller()
         drawn = steps[self.data.digest() % len(steps)]
@@ -93,17 +92,17 @@ class RunConfig:
 
 
 def plain_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer:
-    """Build the optimizer of one process that holds all of ``model``."""
-    # not by a strategy, whose mistakes a replay must not repeat
-    import_compiler()
+    """Build the optimizer of one process with the whole ``model``."""
+    # without a strategy, whose mistakes a replay must not repeat
     return config.kind_of_optimizer(model.parameters(), lr=config.learning_rate)
 
 
 def config_of(
     params: Params, shards: Path, num_files: int, *, steps: int | None = None
 ) -> RunConfig:
-    """Return the run that ``params`` describe, of the folder world-``num_files``.
-    Raises UserError for an unknown strategy, or a warm-up that leaves no step to time.
+    """Return the run that ``params`` describe, with the ``num_files`` files in the
+    folder ``shards``. Raises UserError for an unknown strategy, or if no step is left
+    to time after the warm-up.
     """
     train = params.train
     block_size, batch_size = params.model.block_size, train.global_batch_size
@@ -134,5 +133,5 @@ def _num_steps(train: Train, shards: Path) -> int:
 
 
 def whole_batches(config: RunConfig) -> RunConfig:
-    """Return the reference run: the plain model, each global batch at once."""
+    """Return the reference run: the plain model with whole global batches."""
     return replace(config, sync=Strategy, grad_accumulation_steps=1)

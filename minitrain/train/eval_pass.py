@@ -1,9 +1,9 @@
-"""Passes that change nothing, for the witness: the training loop without its step.
+"""Passes in eval mode for the witness: the training loop without its optimizer step.
 
 In eval mode the loss of a sample depends on that sample alone. So after the last step
-each rank goes through the loop once more in eval mode, with the same weights, strategy
-and reductions, and the gradient can be compared with that of one whole batch; in 16
-bits both with and without them.
+each rank repeats the loop in eval mode, with the same weights, strategy and reductions,
+and its gradient can be compared with the gradient of one whole batch. With a precision
+of 16 bits there is a second pass in float32.
 """
 
 from collections import Counter
@@ -20,7 +20,7 @@ from minitrain.train.config import RunConfig
 from minitrain.train.loop import train
 from minitrain.train.observer import Observer
 from minitrain.train.precision import Precision
-from minitrain.train.rng import untouched_buffers, untouched_random_state
+from minitrain.train.rng import untouched
 from minitrain.train.step_record import (
     Row,
     TrainResult,
@@ -30,7 +30,7 @@ from minitrain.train.step_record import (
 )
 from minitrain.train.worker import Worker
 
-# an optimizer that leaves everything as it is
+# an optimizer that changes nothing
 NO_STEP = SimpleNamespace(step=lambda: None, zero_grad=lambda: None)
 
 
@@ -46,13 +46,12 @@ class GradientObserver(Observer):
 
 
 def add_probes(result: TrainResult, worker: Worker) -> None:
-    """Add to ``result`` the losses and gradients of a step in eval mode, or a row with
-    the reason why some rank cannot compute them. Collective, after the states are
-    saved.
+    """Add the losses and gradients of a step in eval mode to ``result``, or the reason
+    why a rank cannot compute them. Collective. It changes ``worker``, so call it last.
     """
     passes, bits = {"probe": Precision("float32")}, worker.config.precision
     if bits != "float32":
-        # no step is taken here that a scaler could leave out
+        # without a scaler, because no step is taken
         passes["rounded"] = Precision(bits, worker.device.type, scales=False)
     worker.sync.module.eval()
     step = result.probe_step = _uneven_step(result.hashes)
@@ -62,9 +61,9 @@ def add_probes(result: TrainResult, worker: Worker) -> None:
         return
     for name, precision in passes.items():
         worker.model.zero_grad()
-        # nothing is trained with it any more
+        # the worker trains no more
         worker.precision, worker.optimizer = precision, NO_STEP
-        with untouched_buffers(worker.model), untouched_random_state():
+        with untouched(worker.model):
             seen = _once(worker, step)
         result.probes[name] = seen.shares()
         for parameter, gradient in seen.gradients.items():
@@ -72,16 +71,16 @@ def add_probes(result: TrainResult, worker: Worker) -> None:
 
 
 def _why_not(worker: Worker, step: int) -> str:
-    # Found out without the others; empty where this rank can compute in eval mode. A
-    # collective that a rank does not reach would hang the rest.
+    # Try a pass without collectives: one that a rank does not reach would hang the
+    # others. Empty if this rank can compute in eval mode.
     sync = worker.sync
-    # who cannot go without collectives has them in this pass too
+    # FSDP would communicate in this pass too
     if not type(sync).has_account:
         return ""
     part = worker.batches.micro_batches(step)[0]
     sync.model.zero_grad()
     try:
-        with untouched_buffers(sync.model), untouched_random_state(), sync.no_sync():
+        with untouched(sync.model), sync.no_sync():
             loss = worker.batches.loss(sync.module, part.inputs)
             loss.backward()
     except Exception as error:
@@ -97,8 +96,8 @@ def _why_not(worker: Worker, step: int) -> str:
 
 
 def _uneven_step(rows: Sequence[Row]) -> int:
-    # The last step at which ranks, shards or micro-batches have unequal numbers of
-    # targets; the last step where there is none. The same on all ranks.
+    # the last step at which ranks, shards or micro-batches have unequal numbers of
+    # targets, else the last step; the same on all ranks
     fed = (row for row in rows if row["kind"] == "fed")
     mine = [[(part["shard"], part["targets"]) for part in row["parts"]] for row in fed]
     steps = [*zip(*everyone(lambda: mine), strict=True)]
@@ -117,22 +116,22 @@ def _uneven_step(rows: Sequence[Row]) -> int:
 def unwatched_gradients(
     config: RunConfig, device: torch.device | None = None
 ) -> Row | None:
-    """Hash the gradients of step 0 under DDP without a hook; None where the strategy is
-    another. Collective, before the worker that trains is made.
+    """Hash the gradients of step 0 under DDP without a hook; None for other strategies.
+    Collective. Call it before the worker that trains is built.
     """
     if not (is_torchs_ddp(config.sync) and config.tuning.overlap):
         return None
     worker = Worker(config, device=device, timed=False)
     seen = _once(worker, 0)
     worker.close()
-    # each knows the other, and the model would wait for the collector
+    # a reference cycle would keep the model until the next garbage collection
     del worker.observer
     hashes = {name: sha256_tensor(grad) for name, grad in seen.gradients.items()}
     return {"kind": "unwatched", "step": 0, "gradients": hashes}
 
 
 def is_torchs_ddp(sync: type[Strategy]) -> bool:
-    """Return whether ``sync`` is DDP and nothing else where it is not timed."""
+    """Return whether ``sync`` is plain DDP unless it is timed."""
     if not issubclass(sync, StockDDP) or sync.needs_hook:
         return False
     return sync.exchange is StockDDP.exchange

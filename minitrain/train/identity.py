@@ -1,7 +1,7 @@
-"""Identity of a run: all that decides its bits, and nothing else.
+"""Identity of a run: everything that its bits depend on, and nothing else.
 
-Checkpoints lie in a folder named by its hash: after a change of parameters, data, code
-or torch a run starts afresh, and where the change is undone it goes on.
+Its hash names the folder of checkpoints: after a change of parameters, data, code or
+torch a run starts from step 0, and after the change is undone it resumes.
 """
 
 import hashlib
@@ -11,20 +11,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from minitrain.comm.store import differing_fact
 from minitrain.core.files import read_json, sha256_file
 from minitrain.core.params import Params
 from minitrain.core.provenance import bits_depend_on
 from minitrain.sync.catalog import find_strategy
 from minitrain.train.checkpoint import Checkpoints
 
-# seen from the project's root; git and DVC ignore it
+# relative to the project's root; git and DVC ignore it
 CHECKPOINTS = Path(".minitrain/checkpoints")
-# what only says when something is timed
+# affects only which steps are timed
 NOT_OF_THE_BITS = ("num_warmup_steps",)
-# what may differ where another number of ranks goes on
+# may differ if another number of ranks resumes
 OF_THE_RANKS = ("run", "world_size", "began with")
 PACKAGE = Path(__file__).parents[1]
-# of its packages those that have a part in the bits
+# packages that the bits depend on
 COMPUTE = ("comm", "core", "data", "model", "proof", "sync", "train")
 
 
@@ -41,13 +42,13 @@ def checkpoints_of(
 def identity_of(
     params: Params, shards: Path, run: str, world_size: int, **more: Any
 ) -> dict[str, Any]:
-    """Return what the bits of ``run`` depend on, by name, with ``more`` added. Raises
-    OSError for a file that is not there.
+    """Return everything that the bits of ``run`` depend on, by name, and ``more``.
+    Raises OSError for a missing file.
     """
     train = params.train.model_dump(exclude={*NOT_OF_THE_BITS})
     model = params.model.model_dump()
     index = read_json(shards / "index.json", "samples_sha256")
-    # of the strategy's class and of those that it inherits from
+    # of the strategy's class and its base classes
     classes = find_strategy(params.train.sync).__mro__[:-1]
     sources = sorted({Path(inspect.getfile(one)) for one in classes})
     return {
@@ -69,12 +70,12 @@ def identity_of(
 def same_on_all_hosts(
     params: Params, shards: Path, run: str, world_size: int, resume: Path | None
 ) -> dict[str, Any]:
-    """Return what all ranks of ``run`` must have alike before they begin: all that
-    decides the bits but the CPU, where the bits show a difference, and all parameters.
+    """Return the facts that must be equal on all ranks of ``run``: its identity without
+    the CPU, whose differences show in the bits, and all parameters.
     """
     identity = identity_of(params, shards, run, world_size)
     identity.pop("cpu")
-    # the harness decides no bits, and hosts talk through it
+    # no bits depend on the harness, but hosts communicate through it
     code = [PACKAGE / name for name in (*COMPUTE, "harness")]
     identity["minitrain's code"] = _sha256_of(*code)
     sections = params.model_dump(mode="json").items()
@@ -85,16 +86,9 @@ def same_on_all_hosts(
 def difference(
     theirs: Mapping[str, Any], ours: Mapping[str, Any], *, but: tuple[str, ...] = ()
 ) -> str:
-    """Return the first difference of two identities, in words; empty for none."""
-    for key in {**ours, **theirs}:
-        if key not in but and theirs.get(key) != ours.get(key):
-            return f"{key} = {_short(theirs.get(key))}, here {_short(ours.get(key))}"
-    return ""
-
-
-def _short(value: Any) -> str:
-    text = str(value)
-    return text if len(text) < 64 else f"{text[:12]}..."
+    """Describe the first difference of two identities; empty if there is none."""
+    key, *values = differing_fact(ours, theirs, but=but)
+    return "{0} = {2}, here {1}".format(key, *values) if key else ""
 
 
 def _sha256_of(*paths: Path) -> str:
@@ -102,7 +96,7 @@ def _sha256_of(*paths: Path) -> str:
     for path in paths:
         inside = [path] if path.is_file() else path.rglob("*")
         for file in sorted(one for one in inside if one.is_file()):
-            # what Python compiled says nothing new
+            # compiled files follow from their sources
             if "__pycache__" not in file.parts:
                 name = file.relative_to(path).as_posix()
                 digest.update(f"{sha256_file(file)}  {name}\n".encode())

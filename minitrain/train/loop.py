@@ -1,4 +1,4 @@
-"""The training loop, to be read aloud: it does not know how ranks synchronize."""
+"""Training loop, independent of how ranks synchronize."""
 
 from collections.abc import Iterable
 
@@ -6,10 +6,9 @@ from minitrain.train.worker import Worker
 
 
 def train(worker: Worker, steps: Iterable[int]) -> None:
-    """Train the model of ``worker`` for ``steps``; its observer looks on.
+    """Train ``worker`` for ``steps`` and call its observer at each phase. Collective.
 
-    Call it on all ranks with the same ``steps``. Raises what the observer raises, such
-    as UserError for a loss that is not finite.
+    Raises the observer's errors, such as UserError for a loss that is not finite.
     """
     observer = worker.observer
     for step in steps:

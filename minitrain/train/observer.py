@@ -1,8 +1,7 @@
-"""Training observers: the last losses alone, or timing and hashing."""
+"""Training observers: the losses of the last step, or timing and hashing."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import astuple
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,24 +11,23 @@ from torch import Tensor
 from minitrain.comm.groups import barrier
 from minitrain.comm.heartbeat import Heartbeat, my_heartbeat
 from minitrain.core.errors import UserError
-from minitrain.core.load import Usage
 from minitrain.data.batches import MicroBatch
 from minitrain.train.clock import NS_PER_MS, Row, StepClock, bucket_times
-from minitrain.train.rng import untouched_buffers, untouched_random_state
+from minitrain.train.rng import untouched
 from minitrain.train.step_record import StepRecord, TrainResult
 
 if TYPE_CHECKING:
     from minitrain.train.worker import Worker
 
 
-# what a StepObserver notes of every step
+# lists of a result with an entry per step
 LISTS = ("losses", "digests", "timings")
 
 
 class Observer:
-    """Remember the losses of the last step, and nothing else: for runs whose speed is
-    compared. The loop calls each method at its phase of a step, in this order; what an
-    observer does is no part of the computation.
+    """Keep the losses of the last step: the observer of runs whose speed is compared.
+    The training loop calls the methods in this order. Observers do not change what is
+    computed.
     """
 
     def __init__(self, worker: "Worker") -> None:
@@ -38,52 +36,56 @@ class Observer:
         self._losses: list[Tensor] = []
 
     def begin(self, step: int) -> None:
-        """``step`` begins."""
+        """Called when ``step`` begins."""
 
     def after_data(self, micro_batches: Sequence[MicroBatch]) -> None:
-        """The rank has its samples, as the micro-batches that it computes in order."""
+        """Called with the step's micro-batches of this rank, in order."""
         self._micro_batches, self._losses = micro_batches, []
 
     def before_forward(self) -> None:
-        """The next micro-batch is about to be computed."""
+        """Called before the forward pass of a micro-batch."""
 
     def after_forward(self, loss: Tensor) -> None:
-        """Its loss is there: a 0-dim tensor, not yet weighted."""
+        """Called with its loss, a 0-dim tensor that is not yet weighted."""
         self._losses.append(loss)
 
     def after_backward(self) -> None:
-        """Its gradients are added to those that were there."""
+        """Called when its gradients are accumulated."""
 
     def after_reduce(self) -> None:
-        """All gradients are synchronized."""
+        """Called when all gradients are synchronized."""
 
     def before_step(self) -> None:
-        """They have the scale of the loss; the optimizer is about to use them."""
+        """Called when they are unscaled, before the optimizer's step."""
 
     def after_step(self) -> None:
-        """The parameters have changed, the gradients are gone."""
+        """Called after the step, when gradients are cleared."""
 
     def shares(self) -> list[float]:
-        """Return :func:`shares_of_loss` of the last step; not while it is timed."""
+        """Return :func:`shares_of_loss` of the last step; may wait for a GPU."""
         return shares_of_loss(self._losses, self._micro_batches)
 
     def kept(self) -> Row:
-        """Return what was seen so far, in plain values, for a checkpoint."""
+        """Return the observations so far for a checkpoint, as plain values."""
         return {}
 
     def sampled(self) -> dict[str, Tensor]:
-        """Return the tensors for the witness that rank 0 has; empty on other ranks."""
+        """Return the tensors for the witness on rank 0; empty on other ranks."""
         return {}
 
     def restore(self, kept: Row) -> None:
-        """Go on from what :meth:`kept` gave."""
+        """Load what :meth:`kept` returned."""
 
 
 class StepObserver(Observer):
-    """Time every step, and hash the recorded ones in between. ``watches``: the backward
-    pass of some steps is made once more without communication, to time it alone.
-    ``keep``: see the recorder. Unless it ``records``, times alone are kept: no step is
-    hashed, and what watches ranks does not hear of their steps.
+    """Time every step, and hash recorded steps outside of timed regions.
+
+    Args:
+        worker: The worker to observe.
+        watches: Repeat the backward pass of some steps without communication, to time
+            it separately.
+        keep: Step whose values a :class:`StepRecord` keeps.
+        records: Hash steps, and write a heartbeat; else only take times.
     """
 
     def __init__(
@@ -100,45 +102,30 @@ class StepObserver(Observer):
         on_gpu = worker.device.type == "cuda"
         wait = torch.cuda.synchronize if on_gpu else (lambda: None)
         self.clock = StepClock(wait, watches)
-        self.losses: list[list[float]] = []
-        self.digests: list[tuple[int, ...]] = []
-        self.timings: list[Row] = []
+        rows, sampled = self.recorder.rows, self.recorder.sampled
+        self.result = TrainResult(hashes=rows, sampled=sampled)
         self._step = 0
-        # between two steps a checkpoint was written or read
+        # a checkpoint was written or read since the last step
         self._was_interrupted = False
         self._records = records
-        # what this process used, and those before it from which it went on
-        self._began = Usage.now()
-        self._used: Usage | None = None
         self.place = my_heartbeat() if records else Heartbeat()
 
     def kept(self) -> Row:
         self._was_interrupted = True
-        lists = {name: getattr(self, name) for name in LISTS}
-        return lists | {"used": astuple(self.usage())} | self.recorder.kept()
+        lists = {name: getattr(self.result, name) for name in LISTS}
+        return lists | self.recorder.kept()
 
     def sampled(self) -> dict[str, Tensor]:
-        # the same everywhere, as their hashes show: those of one rank are enough
+        # their hashes are compared between ranks, so one rank's are enough
         return {} if self.worker.rank else self.recorder.sampled
 
     def restore(self, kept: Row) -> None:
         self._was_interrupted = True
         for name in LISTS:
-            setattr(self, name, kept[name])
-        self._used = Usage(*kept["used"])
-        # as they were before JSON, which knows lists alone
-        self.digests = [tuple(digests) for digests in self.digests]
+            setattr(self.result, name, kept[name])
+        # JSON made lists of the tuples
+        self.result.digests = [tuple(digests) for digests in kept["digests"]]
         self.recorder.restore(kept)
-
-    def usage(self) -> Usage:
-        """Return what the rank used since its first step, in all its processes."""
-        used = Usage.now().since(self._began)
-        return used if self._used is None else used.plus(self._used)
-
-    def result(self) -> TrainResult:
-        """Return what was seen so far."""
-        rows, sampled = self.recorder.rows, self.recorder.sampled
-        return TrainResult(self.losses, self.digests, self.timings, rows, sampled)
 
     def begin(self, step: int) -> None:
         self._step = step
@@ -157,7 +144,7 @@ class StepObserver(Observer):
 
     def before_forward(self) -> None:
         if self._losses:
-            # between two micro-batches a strategy may add up gradients
+            # a strategy may add up gradients between micro-batches
             self.clock.mark("backward")
         self.recorder.before_forward()
         self.place.enter("forward")
@@ -201,30 +188,28 @@ class StepObserver(Observer):
         }
         self._was_interrupted = False
         if row["recorded"]:
-            self.recorder.state(self._step, self.worker.precision.state())
-            # a difference in hashing must not become the next step's wait
+            self.recorder.state(self._step, self.worker.precision.scaler.state_dict())
+            # waits for slower hashing must not count for the next step
             barrier()
         if self.clock.kind == "bracketed":
             row["backward_compute_ms"] = self._backward_alone_ms()
         computed = self._micro_batches
-        # of several passes DDP times the last one alone
+        # DDP times only the last of several passes
         if (self.clock.watches or not self._records) and len(computed) == 1:
             row |= self.worker.sync.logged()
-        self.timings.append(row | {"tokens": sum(one.num_targets for one in computed)})
+        row["tokens"] = sum(one.num_targets for one in computed)
+        result = self.result
+        result.timings.append(row)
         if self._records:
-            self._keep(computed)
+            result.digests.append(tuple(d for one in computed for d in one.digests))
+            result.losses.append(self.shares())
+            self.recorder.fed(self._step, computed)
         self.clock.restart()
 
-    def _keep(self, computed: Sequence[MicroBatch]) -> None:
-        self.digests.append(tuple(d for one in computed for d in one.digests))
-        self.losses.append(self.shares())
-        self.recorder.fed(self._step, computed)
-
     def _backward_alone_ms(self) -> float:
-        # without communication, and without leaving a trace behind
+        # without communication, and without lasting changes
         worker, clock, total = self.worker, self.clock, 0
-        untouched = untouched_buffers(worker.model), untouched_random_state()
-        with untouched[0], untouched[1], worker.sync.no_sync():
+        with untouched(worker.model), worker.sync.no_sync():
             for micro_batch in self._micro_batches:
                 loss = worker.forward(micro_batch)
                 barrier()
@@ -234,22 +219,22 @@ class StepObserver(Observer):
                 clock.restart()
                 total += clock.now_ns - start
         worker.model.zero_grad()
-        # nor must what one rank is late by become the next step's wait
+        # waits for slower ranks must not count for the next step
         barrier()
         return total / NS_PER_MS
 
 
 def watches_parts(worker: "Worker") -> StepObserver:
-    """Return the observer of a run with a step account, where there can be one."""
+    """Return the observer of a run with a step account, if the strategy has one."""
     return StepObserver(worker, worker.sync.has_account)
 
 
 def shares_of_loss(
     losses: Sequence[Tensor], micro_batches: Sequence[MicroBatch]
 ) -> list[float]:
-    """Return each micro-batch's share of the mean loss over the global batch's targets;
-    reading the 0-dim ``losses`` waits for a GPU. Raises UserError when a loss is no
-    longer finite.
+    """Return each micro-batch's share of the mean loss over the global batch's targets.
+    Reading the 0-dim ``losses`` waits for a GPU. Raises UserError if a loss is not
+    finite.
     """
     shares = []
     for loss, micro_batch in zip(losses, micro_batches, strict=True):

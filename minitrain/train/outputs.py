@@ -1,4 +1,4 @@
-"""Files of a run and of its replay: states, losses, hashes, timings, provenance."""
+"""Output files of a run and its replay: states, losses, hashes, times, provenance."""
 
 import csv
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ from minitrain.train.step_record import (
 
 
 def write_state(folder: Path, state: Mapping[str, Tensor]) -> None:
-    """Write every rank's final ``state`` to a file in ``folder`` on rank 0's host.
+    """Write the final ``state`` of every rank to ``folder`` on rank 0's host.
     Collective.
     """
     only_first(lambda: folder.mkdir(parents=True, exist_ok=True))
@@ -57,11 +57,12 @@ def write_run(
     script: Path,
     device: torch.device,
 ) -> None:
-    """Gather what every rank knows; rank 0 writes it to the folder ``out``, with
-    ``facts`` in its provenance. Collective: what fails fails on all.
+    """Gather the results of all ranks on rank 0, which writes them to the folder
+    ``out``, with ``facts`` in the provenance. Collective; errors are raised on all
+    ranks.
     """
     peak = peak_memory_mb()
-    # tensors are many times the model, and the same everywhere, as their hashes say
+    # without sampled tensors: they are large, and equal on all ranks by their hashes
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
     mine = (replace(result, sampled={}), peak, (host_number(), machine(gpu)))
     everyone: list[Any] = [None] * dist.get_world_size()
@@ -70,7 +71,7 @@ def write_run(
     def write() -> None:
         results, peaks, on_hosts = zip(*everyone, strict=True)
         machines = [found for _, found in sorted(dict(on_hosts).items())]
-        # of different CPUs all are named: no single machine repeats their bits
+        # name all different CPUs: no single machine repeats these bits
         cpu = " and ".join(sorted({found["cpu"] for found in machines}))
         write_records(out, results, facts["threads_per_process"], cpu=cpu)
         save_tensors(out / "sampled.pt", result.sampled)
@@ -89,12 +90,12 @@ def write_run(
 def write_records(
     out: Path, results: Sequence[TrainResult], threads: int, *, cpu: str | None = None
 ) -> None:
-    """Write what is deterministic: losses, rows of hashes, and what their bits depend
-    on; ``cpu`` where they were not all computed here.
+    """Write the deterministic files: losses, rows of hashes, and what their bits depend
+    on. ``cpu`` names the CPUs of several hosts.
     """
     losses = mean_losses(results)
     with open_atomic(out / "losses.csv") as file:
-        # every rank would import pandas before it could begin, for these two columns
+        # not pandas, which every rank would import before it could begin
         rows = csv.writer(file, lineterminator="\n")
         rows.writerows([("step", "loss"), *enumerate(losses)])
     write_jsonl(out / "hashes.jsonl", rows_of(results))

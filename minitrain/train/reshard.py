@@ -1,7 +1,7 @@
-"""Resume on a different world size: who computes which shard now.
+"""Resume on a different world size: redistribute shards over ranks.
 
-Under a strategy with logical shards the bits stay the same. Elsewhere a rank goes on
-with what the ranks had in common, and from then on other samples are added up together.
+With logical shards the bits stay the same. With other strategies ranks resume from
+their common state, but from then on gradients of other samples are added up on a rank.
 """
 
 import json
@@ -34,10 +34,16 @@ Seen = dict[str, Any]
 
 
 def begin_with(own: Checkpoints, source: Path, config: RunConfig) -> None:
-    """Save the newest checkpoint in the folder ``source`` of another run, which differs
-    in its ranks alone, as one of this run, unless it has one. Locks ``own``.
-    Collective. Raises UserError for a ``source`` that is of no use, and where not all
-    hosts see both folders.
+    """Save the newest checkpoint of another run as one of this run, unless this run has
+    one. The other run may differ only in its ranks. Collective.
+
+    Args:
+        own: Checkpoints of this run; they are locked.
+        source: Folder of the other run's checkpoints.
+        config: Description of this run.
+
+    Raises:
+        UserError: ``source`` is not usable, or not all hosts see both folders.
     """
     shared = own.begin()
     if shared and own.newest() is not None:
@@ -57,7 +63,7 @@ def begin_with(own: Checkpoints, source: Path, config: RunConfig) -> None:
 def _kept_there(
     own: Checkpoints, source: Path, config: RunConfig, shared: bool
 ) -> tuple[Path, list[Kept]]:
-    # the newest checkpoint of the other run, and what each of its ranks kept
+    # the newest checkpoint of the other run, and the state of each of its ranks
     found = only_first(lambda: _newest_there(own.identity, source, config))
     first, *others = everyone(lambda: _manifest_of(found))
     if not shared or any(other != first for other in others):
@@ -65,19 +71,12 @@ def _kept_there(
             f"--resume {source}: all hosts must see it and {own.folder}, as on a "
             "shared file system"
         )
-    try:
-        ranks = range(first["identity"]["world_size"])
-        return found, [load_rank(found, rank) for rank in ranks]
-    except (UserError, DamagedError, OSError):
-        raise
-    except Exception as error:
-        # torch has many kinds of errors for it
-        why = f"torch cannot load it ({type(error).__name__})"
-        raise UserError(f"--resume {found}: {why}") from None
+    ranks = range(first["identity"]["world_size"])
+    return found, [load_rank(found, rank) for rank in ranks]
 
 
 def _manifest_of(found: Path) -> Manifest:
-    # none where another host does not see it
+    # empty if this host does not see it
     with suppress(DamagedError):
         return read_manifest(found)
     return {}
@@ -110,11 +109,11 @@ def _newest_there(ours: Mapping[str, Any], source: Path, config: RunConfig) -> P
 
 
 def deal(kept: Sequence[Kept], mine: Sequence[int], rank: int) -> Kept:
-    """Return what ``rank`` would keep if it computed the shards ``mine``, of what all
-    ranks ``kept``.
+    """Return the state of ``rank`` with the shards ``mine``, from the states that all
+    ranks of another run ``kept``.
     """
     like = kept[rank % len(kept)]
-    # a rank with one shard, its own, has no stream but its process's generators
+    # a rank with one shard uses the generators of its process instead of a stream
     streams = {
         shard: stream
         for own, one in enumerate(kept)
@@ -131,7 +130,7 @@ def deal(kept: Sequence[Kept], mine: Sequence[int], rank: int) -> Kept:
 
 
 def _deal_seen(everyone: list[Seen], mine: Sequence[int], rank: int) -> Seen:
-    # what a rank with the shards would have seen, but for times, which are not its own
+    # observations of a rank with these shards, without times, which are of other ranks
     seen = everyone[rank % len(everyone)]
     fed = [[r for r in one["rows"] if r["kind"] == "fed"] for one in everyone]
     for step, row in enumerate(fed[rank % len(everyone)]):

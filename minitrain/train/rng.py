@@ -1,4 +1,4 @@
-"""Random numbers and buffers: what a forward pass may change besides gradients."""
+"""State that a forward pass may change besides gradients: generators and buffers."""
 
 import random
 from collections.abc import Iterator
@@ -11,20 +11,20 @@ from torch import Tensor, nn
 
 from minitrain.sync.strategy import copy_buffers, load_buffers
 
-# where Python's, NumPy's and torch's generators stand, as a checkpoint can hold it
+# state of Python's, NumPy's and torch's generators, in types of a checkpoint
 RandomState = dict[str, Any]
 
 
 def seed_everything(seed: int) -> None:
-    """Seed Python, NumPy and torch; give each rank a seed of its own."""
+    """Seed Python, NumPy and torch; give each rank another seed."""
     random.seed(seed)
-    # the largest seed of params.yaml is NumPy's largest too, and ranks add theirs
+    # with the rank added, a seed may exceed NumPy's largest
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
 
 
 def random_state() -> RandomState:
-    """Return where the generators of this process stand now."""
+    """Return the state of the generators of this process."""
     state: Any = np.random.get_state()
     name, keys, *rest = state
     return {
@@ -36,7 +36,7 @@ def random_state() -> RandomState:
 
 
 def restore_random_state(state: RandomState) -> None:
-    """Let the generators go on from ``state``."""
+    """Restore the generators from ``state``."""
     name, keys, *rest = state["numpy"]
     random.setstate(state["python"])
     np.random.set_state((name, keys.numpy().view(np.uint32), *rest))
@@ -45,7 +45,7 @@ def restore_random_state(state: RandomState) -> None:
 
 
 def same_random_state(a: RandomState, b: RandomState) -> bool:
-    """Return whether no number was drawn between the two."""
+    """Return True if no number was drawn between the two."""
 
     def plain(state: RandomState) -> list[Any]:
         parts = state["python"], *state["numpy"], state["torch"], *state["cuda"]
@@ -56,7 +56,7 @@ def same_random_state(a: RandomState, b: RandomState) -> bool:
 
 @contextmanager
 def untouched_random_state() -> Iterator[None]:
-    """Undo what is drawn inside from the generators, also after an error."""
+    """Restore the generators after the body, also after an error."""
     state = random_state()
     try:
         yield
@@ -65,18 +65,19 @@ def untouched_random_state() -> Iterator[None]:
 
 
 @contextmanager
-def untouched_buffers(model: nn.Module) -> Iterator[None]:
-    """Undo what forward passes inside do to buffers, also after an error."""
+def untouched(model: nn.Module) -> Iterator[None]:
+    """Restore generators and the model's buffers after the body, also on an error."""
     saved = copy_buffers(model)
     try:
-        yield
+        with untouched_random_state():
+            yield
     finally:
         load_buffers(model, saved)
 
 
 class Stream:
-    """The random numbers of one of several shards in this process. Each use
-    (``with stream:``) goes on where the last one stopped, at ``state``.
+    """Random numbers of one of several shards in this process. Each use
+    (``with stream:``) continues at ``state``, where the last one stopped.
     """
 
     def __init__(self) -> None:

@@ -1,12 +1,11 @@
-"""A training run from the inside of one rank: set up, train, write the evidence."""
+"""Training run of one rank: set up, train, write the evidence."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from minitrain.comm.groups import (
     distributed,
@@ -22,7 +21,6 @@ from minitrain.core.load import Usage, load_of, taken
 from minitrain.core.params import Params
 from minitrain.core.provenance import require_torch
 from minitrain.model.factory import try_model
-from minitrain.sync.strategy import trained
 from minitrain.train.checkpoint import Checkpoints
 from minitrain.train.config import RunConfig, config_of
 from minitrain.train.eval_pass import add_probes, unwatched_gradients
@@ -31,18 +29,18 @@ from minitrain.train.observer import StepObserver, watches_parts
 from minitrain.train.outputs import write_run, write_state
 from minitrain.train.precision import Precision
 from minitrain.train.reshard import begin_with
-from minitrain.train.resume import RankInSteps, run_through
+from minitrain.train.resume import run_through
 from minitrain.train.step_record import TrainResult
 from minitrain.train.worker import Worker
 
-# spoils a worker before its first step
+# injects a fault into a worker before its first step
 Inject = Callable[[Worker], None]
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run: its parameters, the folders that it reads and writes, its script, and
-    the checkpoints of another number of ranks to begin with.
+    """Parameters, input and output folders and script of a run. ``resume`` is a folder
+    with checkpoints of another number of ranks to start from.
     """
 
     params: Params
@@ -55,37 +53,22 @@ class Job:
 
     @property
     def name(self) -> str:
-        """Such as gloo-2."""
+        """Name such as gloo-2."""
         return f"{self.backend}-{self.world_size}"
 
     def checkpoints(self, config: RunConfig) -> Checkpoints:
-        """Return its checkpoints."""
+        """Return the checkpoints of this run."""
         run = self.params, self.shards, self.name, self.world_size
         if self.resume is None or config.sync.guarantees.logical_shards:
             return checkpoints_of(*run)
-        # of other bits than those of a run that began by itself
+        # the bits differ from a run that starts at step 0
         began: dict[str, Any] = {"began with": self.resume.name}
         return replace(checkpoints_of(*run, **began), same_bits=False)
 
 
-@dataclass
-class Finished:
-    """Results of a rank after its last step. ``state`` is the whole final one, empty if
-    it was written to a file; ``values`` those of the step to be kept; ``went_on_from``
-    is 0 for a run that was not interrupted; ``usage`` what its steps used.
-    """
-
-    result: TrainResult
-    state: dict[str, Tensor]
-    num_parameters: int
-    usage: Usage
-    values: dict[str, Any] = field(default_factory=dict)
-    went_on_from: int = 0
-
-
 def preflight(job: Job, ranks_here: int | None = None) -> None:
-    """Find what a user can get wrong before any process is launched (UserError);
-    ``ranks_here`` are those of this host, None: all.
+    """Check ``job`` before any process is launched, and raise UserError for a user's
+    mistake. ``ranks_here`` is the number of ranks on this host; None for all.
     """
     require_torch(job.params.environment.torch)
     if job.backend == "nccl":
@@ -100,12 +83,6 @@ def preflight(job: Job, ranks_here: int | None = None) -> None:
     config = config_of(job.params, job.shards, job.world_size)
     batches = config.batches([0], config.num_shards(job.world_size))
     model = config.start_model(0)
-    for name, parameter in trained(model).items():
-        if config.fused_optimizer and not parameter.is_floating_point():
-            raise UserError(
-                f"train.fused_optimizer = true: parameter {name} is of "
-                f"{parameter.dtype}: must be false, or all be floating point"
-            )
     with Precision(config.precision).autocast():
         try_model(
             model,
@@ -115,8 +92,8 @@ def preflight(job: Job, ranks_here: int | None = None) -> None:
 
 
 def train_rank(job: Job, launcher: str) -> None:
-    """Be one rank of ``job``, from joining the others to writing the evidence. Raises
-    UserError for a loss that is not finite.
+    """Run one rank of ``job``, from joining the process group to writing the evidence.
+    Raises UserError for a loss that is not finite.
     """
     threads = job.params.train.threads_per_process
     torch.set_num_threads(threads)
@@ -126,11 +103,11 @@ def train_rank(job: Job, launcher: str) -> None:
     with distributed(job.backend, timeout_s=limit, same=same) as (rank, world_size):
         device = local_device(job.backend)
         config = config_of(job.params, job.shards, world_size)
-        # code may change while ranks start: one of them says whose they are
+        # only on one rank, because code may change while ranks start
         checkpoints = only_first(lambda: job.checkpoints(config))
         if job.resume is not None:
             begin_with(checkpoints, job.resume, config)
-        finished = run_rank(
+        result = run_rank(
             config,
             device=device,
             observer=watches_parts,
@@ -138,7 +115,7 @@ def train_rank(job: Job, launcher: str) -> None:
             checkpoints=checkpoints,
             show=job.name if rank == 0 else "",
         )
-        used = everyone(lambda: (host_number(), finished.usage))
+        used = everyone(lambda: (host_number(), result.usage))
         hosts = {host: load_of(u for h, u in used if h == host) for host, _ in used}
         facts = {
             "launcher": launcher,
@@ -147,13 +124,13 @@ def train_rank(job: Job, launcher: str) -> None:
             "threads_per_process": threads,
             "num_steps": config.steps,
             "sync": job.params.train.sync,
-            "model_params": finished.num_parameters,
-            "went_on_from_step": finished.went_on_from,
+            "model_params": result.num_parameters,
+            "went_on_from_step": result.went_on_from,
             "began_with": str(job.resume) if job.resume else None,
-            # of the host where others took the most
+            # the host where other processes used most
             "load": max(hosts.values(), key=taken),
         }
-        write_run(job.out, finished.result, facts, job.script, device)
+        write_run(job.out, result, facts, job.script, device)
         only_first(checkpoints.forget)
 
 
@@ -166,37 +143,45 @@ def run_rank(
     states: Path | None = None,
     checkpoints: Checkpoints | None = None,
     show: str = "",
-) -> Finished:
-    """Train as one of the ranks that have met, from the newest of ``checkpoints`` on,
-    and collect what the proof needs. The final state is returned, or written to the
-    folder ``states`` of rank 0's host. ``show`` names a progress bar. Raises UserError
-    for a loss that is not finite.
+) -> TrainResult:
+    """Train one rank of the process group and collect the evidence. Collective.
+
+    Args:
+        config: Description of the run.
+        device: Device of this rank; None for the CPU.
+        observer: Factory of the observer.
+        inject: Function that injects a fault into the worker.
+        states: Folder on rank 0's host for the final state, which is else returned.
+        checkpoints: Those to continue from, and to write.
+        show: Name of a progress bar; empty for none.
+
+    Raises:
+        UserError: A loss is not finite.
     """
     place = my_heartbeat()
     place.enter("setup")
-    # it would answer for other rungs: nothing is injected in it
+    # without faults: it would catch those that other rungs must catch
     unwatched = None if inject else unwatched_gradients(config, device)
     with start_up():
         worker = Worker(config, device=device)
     worker.observer = seen = observer(worker)
+    result, began = seen.result, Usage.now()
     if inject is not None:
         inject(worker)
-    train = RankInSteps(worker)
-    went_on_from = run_through(train, config.steps, checkpoints, show=show)
-    usage = seen.usage()
+    result.went_on_from = run_through(worker, config.steps, checkpoints, show=show)
+    result.usage = Usage.now().since(began)
     place.enter("write")
     worker.sync.finish()
     state = worker.sync.state_dict()
     if states is not None:
-        # before anything else can go wrong
+        # at once, before anything else can fail
         write_state(states, state)
         state = {}
-    # copies: what follows may change buffers
-    state = {name: tensor.clone() for name, tensor in state.items()}
-    result = seen.result()
+    # copies, because the passes below may change buffers
+    result.state = {name: tensor.clone() for name, tensor in state.items()}
     add_probes(result, worker)
     result.hashes += [unwatched] if unwatched else []
     worker.close()
-    count = sum(p.numel() for p in worker.model.parameters())
-    values = seen.recorder.values
-    return Finished(result, state, count, usage, values, went_on_from)
+    result.num_parameters = sum(p.numel() for p in worker.model.parameters())
+    result.values = seen.recorder.values
+    return result

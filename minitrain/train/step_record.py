@@ -1,10 +1,10 @@
-"""Fingerprints of what a run computed, taken outside of timed regions.
+"""Record of a run: hashes of its tensors, taken outside of timed regions.
 
-Kinds of rows: ``batch`` (every step: hash of the global batch), ``fed`` (every
-step: what each rank gave to its model), ``tensors`` (recorded steps: hash of every
-gradient before the optimizer, of every parameter and buffer after it, on each rank),
-``buckets`` (where DDP's layout changes), ``forward`` (once: whether the forward pass
-depends on its samples alone), and ``probe``, ``no probe`` and ``unwatched``
+Kinds of rows: ``batch`` (every step: hash of the global batch), ``fed`` (every step:
+inputs of each rank's model), ``tensors`` (recorded steps: hash of every gradient before
+the optimizer, of every parameter and buffer after it, on each rank), ``buckets`` (when
+DDP's layout changes), ``forward`` (once: whether the forward pass depends only on its
+samples), and ``probe``, ``no probe`` and ``unwatched``
 (:mod:`minitrain.train.eval_pass`).
 """
 
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from minitrain.core.files import open_atomic, reading, require_regular
+from minitrain.core.load import Usage
 from minitrain.data.batches import MicroBatch
 from minitrain.data.cut import bytes_of, content_digest, tensors_of
 from minitrain.sync.strategy import SyncTrace, whole
@@ -33,7 +34,7 @@ EARLY_STEP = 2
 
 
 def sha256_tensor(tensor: Tensor) -> str:
-    """SHA-256 of a tensor's bytes in row-major order, in hex; any dtype and shape."""
+    """Return the SHA-256 (hex) of a tensor's bytes in row-major order."""
     return hashlib.sha256(bytes_of(whole(tensor))).hexdigest()
 
 
@@ -49,9 +50,9 @@ def recorded_steps(
 
 
 def ledger_entry(digests: Sequence[Sequence[int]]) -> Row:
-    """Return the data ledger's row of a global batch. ``sha256`` is the sum of the
-    samples' SHA-256 modulo 2^256, in hex: it does not depend on how the samples are cut
-    over ranks. ``ranks`` are the same of each rank, shortened.
+    """Return the data ledger's row of a global batch from the samples' digests by rank.
+    ``sha256`` is their sum modulo 2^256, in hex, which does not depend on how samples
+    are distributed over ranks. ``ranks`` are the sums of each rank, shortened.
     """
     everyone = [digest for rank in digests for digest in rank]
     return {
@@ -68,12 +69,17 @@ def ledger_sum(digests: Iterable[int]) -> str:
 
 
 class StepRecord:
-    """Collect the rows of one rank while it trains, at ``steps``.
+    """Rows of one rank, collected while it trains.
 
-    ``sampled`` has tensors by ``STEP/KIND/NAME``: of the sampled steps state
-    ``before``, ``gradients``, ``moments`` of the optimizer before its step, and
-    parameters ``after``; and ``early/state/NAME``, the model after the third step.
-    ``values`` has those of the step ``keep``, and in a replay each shard's ``own``.
+    Args:
+        model: The plain module.
+        steps: Steps to hash.
+        sampled: Steps whose tensors are kept in ``sampled``, by ``STEP/KIND/NAME``: the
+            state ``before``, ``gradients``, ``moments`` of the optimizer before its
+            step, and parameters ``after``. ``early/state/NAME`` is the model after the
+            third step.
+        keep: Step whose tensors are kept in ``values``, in a replay with each shard's
+            ``own`` gradients.
     """
 
     def __init__(
@@ -92,28 +98,28 @@ class StepRecord:
         self.values: dict[str, Any] = {}
 
     def kept(self) -> Row:
-        """Return what was recorded so far, but for tensors."""
+        """Return the rows so far, without tensors."""
         return {"rows": self.rows, "layout": self._layout}
 
     def restore(self, kept: Row) -> None:
-        """Go on from what :meth:`kept` gave."""
-        # a replay and a result hold on to the list itself
+        """Load what :meth:`kept` returned."""
+        # in place, because results share the list
         self.rows[:] = kept["rows"]
         self._layout = kept["layout"]
         self._before_first = None
 
     def begin(self, step: int) -> None:
-        """Keep the parameters that the step ``keep`` starts from."""
+        """Keep the parameters before the step ``keep``."""
         if step == self._keep:
             self.values["before"] = whole_copies(dict(self._model.named_parameters()))
 
     def start(self, step: int, moments: Tensors) -> None:
-        """Keep what a sampled step starts from; ``moments`` are the optimizer's."""
+        """Keep the state before a sampled step, and the optimizer's ``moments``."""
         self._sample(step, "before", self._model.state_dict())
         self._sample(step, "moments", moments)
 
     def fed(self, step: int, micro_batches: Sequence[MicroBatch]) -> None:
-        """Note what the model was given: samples by content, targets, ledger."""
+        """Record the inputs of the model: samples by content, targets, ledger."""
         named = [
             {
                 "shard": one.shard,
@@ -123,7 +129,7 @@ class StepRecord:
             for one in micro_batches
         ]
         ledger = ledger_sum(d for one in micro_batches for d in one.digests)
-        # a rank without a shard computes nothing
+        # None on a rank without a shard
         targets = next((one.global_targets for one in micro_batches), None)
         row = {"parts": named, "global_targets": targets, "ledger": ledger[:16]}
         self.rows.append({"kind": "fed", "step": step, **row})
@@ -135,7 +141,7 @@ class StepRecord:
             self.sampled[f"{step}/{kind}/{name}"] = tensor
 
     def layout(self, step: int, trace: SyncTrace) -> None:
-        """Note DDP's buckets where they change, and hosts that decide the sum."""
+        """Record DDP's buckets if they changed, and the ranks of each host."""
         layout = [
             {"num_bytes": event.num_bytes, "parameters": list(event.parameters)}
             for event in trace.events
@@ -147,7 +153,7 @@ class StepRecord:
             self.rows.append(row)
 
     def gradients(self, step: int) -> None:
-        """Hash every gradient; call between synchronization and optimizer."""
+        """Hash every gradient, between synchronization and the optimizer's step."""
         gradients = gradients_of(self._model)
         hashes = {name: sha256_tensor(grad) for name, grad in gradients.items()}
         self.rows.append({"kind": "tensors", "step": step, "gradients": hashes})
@@ -157,15 +163,16 @@ class StepRecord:
             self.values["gradients"] = whole_copies(gradients)
 
     def own_gradients(self, step: int, gradients: Sequence[Tensors]) -> None:
-        """Keep what each shard adds to the sum, in a replay."""
+        """Keep the gradients of each shard, in a replay."""
         if step == self._keep:
             self.values["own"] = [dict(own) for own in gradients]
 
     def state(
         self, step: int, precision: Row, ranks: Sequence[Buffers] | None = None
     ) -> None:
-        """Hash every parameter and buffer, after the optimizer; note a loss scaler's
-        state. A replay gives the buffers of its ``ranks``, and has a row for each.
+        """Hash every parameter and buffer after the optimizer's step, and record the
+        state of a loss scaler. A replay passes the buffers of its ``ranks`` and gets a
+        row for each.
         """
         parameters = dict(self._model.named_parameters())
         row = self.rows.pop()
@@ -191,12 +198,12 @@ class StepRecord:
         return dict(zip(names, map(sha256_tensor, own), strict=True))
 
     def before_forward(self) -> None:
-        """Before the first forward pass, note where generators and buffers stand."""
+        """Keep the state of generators and buffers before the first forward pass."""
         if not self.rows:
             self._before_first = random_state(), self._buffer_hashes()
 
     def after_forward(self) -> None:
-        """Note whether the first forward pass depends on its samples alone."""
+        """Record whether the first forward pass depends only on its samples."""
         if self._before_first is None:
             return
         numbers, buffers = self._before_first
@@ -209,24 +216,24 @@ class StepRecord:
 
 
 def gradients_of(model: nn.Module) -> Tensors:
-    """Return the gradients of ``model`` that are there, by name."""
+    """Return the gradients of ``model`` by name, without missing ones."""
     named = model.named_parameters()
     return {name: p.grad for name, p in named if p.grad is not None}
 
 
 def whole_copies(tensors: Mapping[str, Tensor]) -> Tensors:
-    """Return copies on the CPU, whole where ranks hold a part each. Collective."""
+    """Return copies on the CPU, gathered if they are sharded. Collective."""
     return {name: whole(tensor).cpu().clone() for name, tensor in tensors.items()}
 
 
 def sample_names(inputs: Any) -> list[str]:
-    """Return the start of the SHA-256 of each sample, over all its tensors."""
+    """Return the first 16 hex digits of each sample's SHA-256, over all its tensors."""
     rows = zip(*tensors_of(inputs), strict=True)
     return [f"{content_digest(row):064x}"[:16] for row in rows]
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Save so that the bytes of the file depend on the tensors' content alone."""
+    """Save tensors in a file whose bytes depend only on their names and contents."""
     with open_atomic(path, "wb") as file:
         # through a file object: given a path, torch stores the file's name inside
         write_tensors(file, tensors)
@@ -242,8 +249,8 @@ def write_tensors(file: IO[bytes], tensors: Mapping[str, Tensor]) -> None:
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
-    """Load what :func:`save_tensors` wrote, on the CPU, without running code from the
-    file; UserError for a file that cannot be loaded.
+    """Load a file of :func:`save_tensors` on the CPU, without running code from it.
+    Raises UserError if it cannot be loaded.
     """
     tensors: dict[str, Tensor]
     with reading(path):
@@ -254,11 +261,17 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
 
 @dataclass
 class TrainResult:
-    """Results of one rank after training; every list has one entry per step. ``losses``
-    are shares of the mean loss of the global batch, one for each micro-batch of this
-    rank. ``digests`` name the samples. ``timings`` are rows of a clock, ``hashes`` and
-    ``sampled`` those of a :class:`StepRecord`, ``probes`` the losses of
-    :mod:`~minitrain.train.eval_pass` by name, at ``probe_step``.
+    """Results of one rank.
+
+    Attributes:
+        losses: Shares of the mean loss of the global batch, per step and micro-batch.
+        digests: Digests of the samples of each step.
+        timings: Rows of a clock.
+        hashes: Rows of a :class:`StepRecord`, and ``sampled`` its tensors.
+        probes: Losses of :mod:`~minitrain.train.eval_pass` by name, at ``probe_step``.
+        state: The full final state; empty if it was written to a file.
+        values: Values of the step to keep.
+        went_on_from: Step of the checkpoint that the run resumed from, else 0.
     """
 
     losses: list[list[float]] = field(default_factory=list)
@@ -268,6 +281,11 @@ class TrainResult:
     sampled: dict[str, Tensor] = field(default_factory=dict)
     probes: dict[str, list[float]] = field(default_factory=dict)
     probe_step: int = -1
+    state: dict[str, Tensor] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)
+    num_parameters: int = 0
+    usage: Usage = field(default_factory=Usage.now)
+    went_on_from: int = 0
 
 
 def mean_losses(results: Iterable[TrainResult]) -> list[float]:
@@ -277,13 +295,13 @@ def mean_losses(results: Iterable[TrainResult]) -> list[float]:
 
 
 def mean_loss(shares: Iterable[Sequence[float]]) -> float:
-    """Return the sum of the shares that each rank computed, in the unit of the loss."""
-    # exactly rounded, it does not depend on how the batch was cut over ranks
+    """Return the sum of the ranks' shares of a loss."""
+    # correctly rounded, so it does not depend on how the batch was distributed
     return math.fsum(share for rank in shares for share in rank)
 
 
 def rows_of(results: Sequence[TrainResult]) -> list[Row]:
-    """Return the data ledger, each rank's rows and the losses of the probes."""
+    """Return the rows of the data ledger, of each rank and of the probes."""
     by_step = zip(*(result.digests for result in results), strict=True)
     batches = [
         {"kind": "batch", "step": step, **ledger_entry(digests)}

@@ -1,30 +1,45 @@
-"""A rank made ready to train: the one place where it is put together.
+"""Worker: a rank that is ready to train.
 
-Everything that trains makes a :class:`Worker` from a
-:class:`~minitrain.train.config.RunConfig`. What it holds, and the generators of its
-process where it has no streams, decide the steps to come: a checkpoint holds the same.
+Everything that trains builds a :class:`Worker` from a
+:class:`~minitrain.train.config.RunConfig`. Later steps depend only on its state, and on
+the generators of its process if it has no streams: a checkpoint saves both.
 """
 
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
+from minitrain.comm.heartbeat import my_heartbeat
 from minitrain.comm.tree import shards_of
 from minitrain.data.batches import MicroBatch
 from minitrain.train.config import RunConfig
 from minitrain.train.observer import Observer
 from minitrain.train.precision import Precision
-from minitrain.train.rng import Stream
+from minitrain.train.rng import Stream, random_state, restore_random_state
+
+# steps that a resumed run computes once more: as many as are recorded anyway
+REPEATED = 3
 
 
 class Worker:
-    """One rank of ``group`` (None: of all). ``model`` is the plain module, ``sync``
-    what wraps it; ``streams`` are the random numbers of each shard where a process
-    computes several, else None. ``timed``: the strategy watches its buckets.
+    """Model, strategy, optimizer, batches and random numbers of one rank. Building it
+    is collective over ``group``.
+
+    Args:
+        config: Description of the run.
+        group: Ranks that train together; None for all.
+        device: Device of this rank; None for the CPU.
+        timed: The strategy records the times of its buckets.
+        observer: Factory of the observer.
+
+    Attributes:
+        model: The plain module; ``sync`` wraps it.
+        streams: Random numbers by shard if the process computes several, else None.
     """
 
     def __init__(
@@ -43,9 +58,9 @@ class Worker:
         count = config.num_shards(self.world_size)
         mine = shards_of(self.rank, self.world_size, count)
         self.batches = config.batches(mine, count, device)
-        # Before the model, because building one seeds: a stream begins where the model
-        # of its shard leaves the generators, and training where the rank's own does.
-        # A rank with one shard goes on with the process's generators.
+        # Before the model, because building one seeds: a stream starts with the
+        # generators as the model of its shard leaves them, and training as the rank's
+        # own does. A rank with one shard uses the generators of the process.
         every = start_streams(config, count) if count != self.world_size else None
         self.streams = {shard: every[shard] for shard in mine} if every else None
         self.model = config.start_model(self.rank).to(self.device)
@@ -69,37 +84,93 @@ class Worker:
             return self.batches.loss(self.sync.module, micro_batch.inputs)
 
     def weighted(self, loss: Tensor, micro_batch: MicroBatch) -> Tensor:
-        """Scale ``loss`` so that the sum of all micro-batches' gradients, over the
-        strategy's divisor, is that of the mean over all targets of the global batch.
+        """Weight ``loss`` so that the sum of all micro-batches' gradients, divided by
+        the strategy's divisor, is the gradient of the mean over the global batch's
+        targets.
         """
         share = micro_batch.num_targets * self.sync.divisor / micro_batch.global_targets
         return loss * share
 
     def backward(self, loss: Tensor, micro_batch: MicroBatch) -> None:
-        """Add the gradients of ``micro_batch``, weighted and scaled, to ``.grad``."""
-        self.precision.scale(self.weighted(loss, micro_batch)).backward()
+        """Accumulate the weighted and scaled gradients of ``micro_batch``."""
+        self.precision.scaler.scale(self.weighted(loss, micro_batch)).backward()
 
     def unscale(self) -> None:
-        """Bring the gradients to the scale of the loss."""
+        """Unscale the gradients."""
         self.precision.unscale(self.optimizer, self.sync.agree_on_overflow)
 
     def step(self) -> None:
         """Step the optimizer, and clear the gradients."""
         self.precision.step(self.optimizer)
-        # an optimizer may have a part of them alone
+        # the model's, because an optimizer may have only a part of the parameters
         self.model.zero_grad()
 
+    def kept(self) -> dict[str, Any]:
+        """Return everything that later steps depend on: views of the worker's tensors,
+        or of this rank's shards. Collective.
+        """
+        my_heartbeat().enter("checkpoint")
+        streams = self.streams or {}
+        # a resumed run computes the first steps, "early" among them, once more
+        first = {"early", *map(str, range(REPEATED))}
+        sampled = self.observer.sampled()
+        return {
+            "model": _tensors_of(self.model),
+            "optimizer": _local(self.sync.optimizer_state(self.optimizer)),
+            "precision": self.precision.scaler.state_dict(),
+            "sync": self.sync.kept(),
+            "random": random_state(),
+            "streams": {shard: stream.state for shard, stream in streams.items()},
+            "seen": json.dumps(self.observer.kept()),
+            "sampled": {
+                k: v for k, v in sampled.items() if k.partition("/")[0] not in first
+            },
+        }
+
+    def restore(self, kept: dict[str, Any]) -> None:
+        """Load what :meth:`kept` returned. Call it after at least one step."""
+        with torch.no_grad():
+            for name, tensor in _tensors_of(self.model).items():
+                tensor.copy_(kept["model"][name])
+        self.sync.restore_optimizer(self.optimizer, kept["optimizer"])
+        self.precision.scaler.load_state_dict(kept["precision"])
+        self.sync.restore(kept["sync"])
+        self.model.zero_grad()
+        self.observer.restore(json.loads(kept["seen"]))
+        self.observer.sampled().update(kept["sampled"])
+        for shard, stream in (self.streams or {}).items():
+            stream.state = kept["streams"][shard]
+        # None for a rank that the saved run did not have: it keeps its own
+        if kept["random"] is not None:
+            restore_random_state(kept["random"])
+
     def close(self) -> None:
-        """Free what the process group does not. Collective."""
+        """Free resources that the process group does not free. Collective."""
         self.sync.close()
 
 
 def start_streams(config: RunConfig, count: int) -> list[Stream]:
-    """Return the random numbers of each of ``count`` shards from the first step on.
-    Building their models draws, and moves the generators of the process.
+    """Return the random numbers of each of ``count`` shards at the first step. This
+    builds their models, and changes the generators of the process.
     """
     streams = []
     for shard in range(count):
         config.start_model(shard)
         streams.append(Stream())
     return streams
+
+
+def _tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    # a state dict does not have buffers that are not persistent
+    named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return {name: _local(tensor.detach()) for name, tensor in named.items()}
+
+
+def _local(value: Any) -> Any:
+    # with this rank's shards in the place of DTensors
+    if isinstance(value, Mapping):
+        return {key: _local(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_local(one) for one in value]
+    part = getattr(value, "to_local", None)
+    return value if part is None else part()

@@ -7,8 +7,7 @@ from minitrain.comm.groups import barrier
 from minitrain.train.checkpoint import Checkpoints, load_rank
 from minitrain.train.loop import train
 from minitrain.train.observer import watches_parts
-from minitrain.train.resume import REPEATED, RankInSteps
-from minitrain.train.worker import Worker
+from minitrain.train.worker import REPEATED, Worker
 
 NS_PER_MS = 1e6
 
@@ -28,7 +27,7 @@ def times_of_reading(
         worker.observer = watches_parts(worker)
         train(worker, range(REPEATED))
         again = time.perf_counter_ns()
-        RankInSteps(worker).restore(kept)
+        worker.restore(kept)
         restored = time.perf_counter_ns()
         named = {
             "find and check": found - start,

@@ -12,7 +12,6 @@ import torch.distributed as dist
 from minitrain.bench.arms import Arm, Contestant
 from minitrain.core.params import Params
 from minitrain.train.checkpoint import Kept
-from minitrain.train.resume import RankInSteps
 
 # saves a rank's state after a number of steps; returns a pending save, if any
 Save = Callable[[int, Kept], Future[Any] | None]
@@ -54,7 +53,7 @@ class Saving(Contestant):
             start = time.perf_counter_ns()
             wait_for(under_way)
             self._saved += 1
-            kept = {**RankInSteps(self.worker).kept(), "seen": self._seen()}
+            kept = {**self.worker.kept(), "seen": self._seen()}
             under_way = self._save(self._saved, kept)
             self.took_ms.append((time.perf_counter_ns() - start) / 1e6)
         wait_for(under_way)

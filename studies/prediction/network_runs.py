@@ -21,8 +21,8 @@ from network_namespaces import BURST_BYTES, host_of, over, shape
 from phases import PHASES, Phases
 
 from minitrain.bench.arms import Arm, Contestant, Row, close, take_turns
+from minitrain.comm.groups import group_timeout_s
 from minitrain.comm.sockets import Links, meet
-from minitrain.comm.torch_private import group_timeout_s
 from minitrain.core.errors import EvidenceError
 from minitrain.core.load import Usage
 from minitrain.core.params import Params
@@ -254,7 +254,7 @@ def _group(count: int, path: str | None) -> dist.ProcessGroup:
     """Create a group of the first ``count`` ranks, over a host's cable or loopback."""
     if path is None and count == dist.get_world_size():
         return world()
-    limit = timedelta(seconds=group_timeout_s(None))
+    limit = timedelta(seconds=group_timeout_s())
     ranks = list(range(count))
     if path is None:
         return dist.new_group(ranks, timeout=limit)

@@ -24,7 +24,8 @@ from minitrain.harness.launcher import launch
 from minitrain.train.checkpoint import Checkpoints
 from minitrain.train.config import RunConfig
 from minitrain.train.observer import watches_parts
-from minitrain.train.run import Finished, run_rank
+from minitrain.train.run import run_rank
+from minitrain.train.step_record import TrainResult
 
 # special stop: never stopped, but saved after every step
 UNDISTURBED, SAVING = -1, 0
@@ -42,13 +43,12 @@ class Left:
     said: str
 
 
-def kinds(finished: Finished) -> dict[str, str]:
+def kinds(result: TrainResult) -> dict[str, str]:
     """Return the SHA-256 of each kind of evidence after the last step; of times, only
     which steps were timed.
     """
-    result = finished.result
     return {
-        "states": _of_tensors(finished.state),
+        "states": _of_tensors(result.state),
         # written by rank 0 only
         "sampled": _of_tensors(result.sampled if is_main_process() else {}),
         "losses": _of_text([loss.hex() for part in result.losses for loss in part]),

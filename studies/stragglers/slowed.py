@@ -91,7 +91,7 @@ def timed_run(
 def _be_a_rank(config: RunConfig, inject: Inject | None) -> list[Row]:
     torch.set_num_threads(1)
     with distributed():
-        return run_rank(config, observer=watches_parts, inject=inject).result.timings
+        return run_rank(config, observer=watches_parts, inject=inject).timings
 
 
 @contextmanager

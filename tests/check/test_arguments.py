@@ -247,7 +247,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"sync": "train.sync:X"}, "sync = 'train.sync:X': No module named 'train"),
     (
         {"sync": "flat", "tuning": Defaults(overlap=False)},
-        "overlap = false: must be true where sync names a strategy without",
+        "overlap = false: must be true with a sync that does not use DDP's",
     ),
     (
         {"sync": "invariant", "tuning": Defaults(logical_shards=6)},

@@ -58,17 +58,6 @@ class Counting(nn.Module):
         return hidden
 
 
-class Turning(nn.Module):
-    """A complex weight."""
-
-    def __init__(self, n_embd: int) -> None:
-        super().__init__()
-        self.turn = nn.Parameter(torch.ones(n_embd, dtype=torch.complex64))
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        return (hidden * self.turn).real
-
-
 def batch_norm(params: Any, vocab_size: int) -> nn.Module:
     return Bigrams(params, vocab_size, OverTokens(nn.BatchNorm1d(params.n_embd)))
 
@@ -100,7 +89,3 @@ def transposed(params: Any, vocab_size: int) -> nn.Module:
     model = Bigrams(params, vocab_size, nn.Identity())
     model.head.weight = nn.Parameter(model.head.weight.detach().t().contiguous().t())
     return model
-
-
-def turning(params: Any, vocab_size: int) -> nn.Module:
-    return Bigrams(params, vocab_size, Turning(params.n_embd))

@@ -17,7 +17,8 @@ from minitrain.proof.replay import replay
 from minitrain.proof.runs import run_one_process
 from minitrain.train.config import RunConfig, config_of
 from minitrain.train.observer import watches_parts
-from minitrain.train.run import Finished, Inject, run_rank
+from minitrain.train.run import Inject, run_rank
+from minitrain.train.step_record import TrainResult
 
 NUM_STEPS = 6
 
@@ -71,10 +72,10 @@ def train_tiny(
     """Train with ``world_size`` gloo ranks; ``inject`` spoils each before it starts."""
     config = tiny_config(params, shards, world_size)
     finished = launch(_be_a_rank, world_size, config, inject, timeout_s=GENEROUS_S)
-    return evidence_of([one.result for one in finished], [f.state for f in finished])
+    return evidence_of(finished, [one.state for one in finished])
 
 
-def _be_a_rank(config: RunConfig, inject: Inject | None) -> Finished:
+def _be_a_rank(config: RunConfig, inject: Inject | None) -> TrainResult:
     torch.set_num_threads(1)
     with distributed():
         return run_rank(config, observer=watches_parts, inject=inject)

@@ -286,17 +286,6 @@ def test_rank_that_is_killed_is_named_and_all_end(
     assert time.monotonic() - float(note.read_text()) < GENEROUS_S
 
 
-def its_memory_is_closed(worker: Worker) -> None:
-    sync: Any = worker.sync
-    at_step_3(worker, 3, sync._memory.close)
-
-
-def test_error_in_the_hook_is_told_as_it_is() -> None:
-    line = "rank 3 .*: ValueError: all_reduce: the SharedMemoryGroup is closed"
-    with pytest.raises(RankError, match=line):
-        run_ranks(placed_trial(*TWO_BY_TWO, steps=4), 4, its_memory_is_closed)
-
-
 def test_goes_on_to_the_same_bytes_but_not_on_other_hosts(tmp_path: Path) -> None:
     shards = write_samples(tmp_path / "shards", 3)
     config = CASES["ddp, 3 ranks"].config(shards, 8)

@@ -148,7 +148,7 @@ def test_work_between_the_parts_of_a_step_is_no_forward(watch: Watch) -> None:
     config = RunConfig(lambda: nn.Linear(1, 1), data, steps=1, sync=Adding)
     worker = Worker(config, observer=StepObserver)
     train(worker, range(1))
-    (row,) = worker.observer.timings
+    (row,) = worker.observer.result.timings
     # three passes of 2 ms; 7 ms before the second and third part, 11 after each
     assert (row["forward_ms"], row["backward_ms"]) == (6, 47)
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from minitrain.check.check import examine
 from minitrain.sync.catalog import find_strategy
-from minitrain.sync.stock import Reduced, StockDDP
+from minitrain.sync.stock import StockDDP
 from minitrain.train.eval_pass import is_torchs_ddp
 from minitrain.train.worker import Worker
 
@@ -45,24 +45,6 @@ def test_head_that_eval_mode_does_not_use(sync: str) -> None:
     assert ladder.verdict == "proven"
 
 
-class OnlyTrains(Bigrams):
-    """In eval mode there is no loss, as of detection models."""
-
-    def __init__(self) -> None:
-        super().__init__(nn.LayerNorm(16))
-
-    def forward(self, input_ids: Tensor, labels: Tensor) -> Any:
-        found = super().forward(input_ids, labels)
-        return found if self.training else found.logits
-
-
-def test_model_without_a_loss_in_eval_mode() -> None:
-    trial = replace(make_run(), factory=OnlyTrains)
-    ladder = examine(trial, 2, timeout_s=60)
-    assert ladder.rungs["witness_probe"].verdict == "not run"
-    assert ladder.verdict == "proven"
-
-
 def cannot_on_rank_1(worker: Worker) -> None:
     right = worker.batches.loss
 
@@ -86,16 +68,8 @@ def test_ddp_as_torch_has_it_is_tried(sync: str) -> None:
     assert examine(trial, 3, timeout_s=60).rungs["unwatched"].verdict == "equal"
 
 
-class AddsInAnotherOrder(StockDDP):
-    """Exact, and another thing than torch's DDP."""
-
-    def exchange(self, bucket: Any) -> Reduced:
-        return super().exchange(bucket)
-
-
 def test_strategy_made_of_ddp_is_not_held_to_it() -> None:
     assert is_torchs_ddp(StockDDP)
     assert is_torchs_ddp(find_strategy("zero1"))
     for name in ("flat", "shm", "fp16_compress", "powersgd", "fsdp", "invariant"):
         assert not is_torchs_ddp(find_strategy(name)), name
-    assert not is_torchs_ddp(AddsInAnotherOrder)

@@ -6,10 +6,8 @@ Real data-parallel bugs are injected in tests/studies/test_bugs.py.
 from dataclasses import asdict
 from pathlib import Path
 
-import pandas as pd
 import pytest
 import torch
-from one_line import refusal
 from tiny import (
     NUM_STEPS,
     one_process_tiny,
@@ -19,13 +17,12 @@ from tiny import (
     train_tiny,
     with_factory,
 )
-from torch import Tensor
+from torch import Tensor, nn
 from waiting import GENEROUS_S
 
-from minitrain.analysis.account import DDP_SAYS, ddp_says
+from minitrain.analysis.account import DDP_SAYS
 from minitrain.bench.ledger import CollectiveLedger
 from minitrain.comm.groups import distributed
-from minitrain.comm.torch_private import LOGGED
 from minitrain.core.params import Params
 from minitrain.harness.launcher import launch
 from minitrain.proof.bits import Rung, not_run
@@ -35,11 +32,13 @@ from minitrain.proof.ladder import ladder as all_rungs
 from minitrain.proof.ladder import own_rungs
 from minitrain.sync.guarantees import DEFAULTS
 from minitrain.sync.stock import StockDDP
-from minitrain.sync.strategy import Traffic
+from minitrain.sync.strategy import BucketEvent, SyncTrace, Traffic
 from minitrain.train.clock import Row
+from minitrain.train.config import OPTIMIZERS
 from minitrain.train.loop import train
 from minitrain.train.observer import StepObserver
-from minitrain.train.run import Inject, Job, preflight
+from minitrain.train.precision import PRECISIONS, SIXTEEN_BITS, Name, Precision
+from minitrain.train.step_record import StepRecord
 from minitrain.train.worker import Worker
 
 pytestmark = pytest.mark.slow
@@ -122,19 +121,6 @@ def test_other_models_pass_every_rung_that_can_be_asked(
     assert set(found.values()) == {"equal"}
 
 
-def test_fused_optimizer_of_a_complex_parameter_is_refused(shards: Path) -> None:
-    def check(factory: str, fused: bool) -> None:
-        tiny = tiny_params(fused_optimizer=fused, threads_per_process=1)
-        params = with_factory(tiny, f"other_models:{factory}")
-        preflight(Job(params, "gloo", 1, shards / "world-1", Path(), Path()))
-
-    check("turning", fused=False)
-    check("dropout", fused=True)
-    assert refusal(check, "turning", fused=True).startswith(
-        "train.fused_optimizer = true: parameter middle.turn is of torch.complex64"
-    )
-
-
 def test_each_rank_has_its_own_seed_and_all_start_from_rank_0(shards: Path) -> None:
     config = tiny_config(tiny_params(), shards, 2)
 
@@ -170,29 +156,6 @@ def test_ddp_logs_every_step_and_its_times_lie_within_ours(shards: Path) -> None
             both = ddp["forward_ms"] + ddp["backward_ms"]
             assert both <= row["forward_ms"] + row["backward_ms"] + slack
             assert row["comm_total_ms"] <= ddp["comm_ms"] + slack
-
-
-def without_log(worker: Worker) -> None:
-    del type(worker.sync.module)._get_ddp_logging_data
-
-
-def with_nothing_timed(worker: Worker) -> None:
-    worker.sync.module._get_ddp_logging_data = lambda: dict.fromkeys(LOGGED, 0)
-
-
-# of several passes DDP logs the last alone
-@pytest.mark.parametrize(
-    ("change", "passes"), [(without_log, 1), (with_nothing_timed, 1), (None, 2)]
-)
-def test_without_ddps_log_nothing_is_beside_the_clock(
-    shards: Path, change: Inject | None, passes: int
-) -> None:
-    params = tiny_params(grad_accumulation_steps=passes)
-    rows = train_tiny(params, shards, 2, change).results[0].timings
-    assert logged(rows) == []
-    says = ddp_says(pd.DataFrame(rows).assign(recorded=False), 1)
-    nothing = {"ddp": None, "ours": None, "difference_pct": None}
-    assert says == dict.fromkeys(DDP_SAYS, nothing)
 
 
 class WatchesCalibration(StepObserver):
@@ -237,3 +200,24 @@ def test_calibration_leaves_nothing_behind(
     ranks = launch(calibrations, 2, params, shards, timeout_s=GENEROUS_S)
     # one bracketed step of six
     assert ranks == [[({}, False)]] * 2
+
+
+def test_buckets_are_noted_with_the_hosts_that_decide_their_sum() -> None:
+    record, hosts = StepRecord(nn.Linear(1, 1), []), [[0, 2], [1]]
+    bucket = BucketEvent(("weight", "bias"), 8, 0, 1)
+    for step in range(2):
+        record.layout(step, SyncTrace([bucket], hosts=hosts))
+    layout = [{"num_bytes": 8, "parameters": ["weight", "bias"]}]
+    noted = {"kind": "buckets", "step": 0, "buckets": layout, "hosts": hosts}
+    assert record.rows == [noted]
+
+
+@pytest.mark.parametrize("name", PRECISIONS)
+def test_products_have_the_type_that_is_named(name: Name) -> None:
+    with Precision(name).autocast():
+        product = torch.ones(2, 2) @ torch.ones(2, 2)
+    assert product.dtype == SIXTEEN_BITS.get(name, torch.float32)
+
+
+def test_optimizers_are_those_of_torch_with_that_name() -> None:
+    assert all(one.__name__.lower() == name for name, one in OPTIMIZERS.items())

@@ -16,7 +16,6 @@ from resumed import SAVING, UNDISTURBED, Left, differing, run_stopped
 from thorough import thorough_after
 
 from minitrain.train import resume
-from minitrain.train.resume import RankInSteps
 from minitrain.train.worker import Worker
 
 # PowerSGD compresses from its eleventh step on; an epoch ends after each sixth
@@ -86,15 +85,15 @@ def forgetting(key: str, part: str | None) -> None:
     they kept under ``key``, or of a ``part`` of that.
     """
 
-    restore = RankInSteps.restore
+    restore = Worker.restore
 
-    def forgetful(self: RankInSteps, before: dict[str, Any]) -> None:
+    def forgetful(self: Worker, before: dict[str, Any]) -> None:
         now = self.kept()[key]
         if part is not None:
             now = {**before[key], part: now[part]}
         restore(self, {**before, key: now})
 
-    RankInSteps.restore = forgetful  # type: ignore[method-assign]
+    Worker.restore = forgetful  # type: ignore[method-assign]
 
 
 FORGOTTEN = [
