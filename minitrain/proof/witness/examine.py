@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from minitrain.proof.witness.corpus import Corpus
 from minitrain.proof.witness.gradients import probe_rungs, repeats, training_rungs
@@ -33,20 +34,21 @@ from minitrain.proof.witness.record import (
 def examine_run(
     corpus: Path,
     params: Path,
+    build: Callable[[], nn.Module],
     record: Record,
     world_size: int,
     *,
     wire: torch.dtype | None = None,
     exact: bool = True,
-    section: Any = None,
 ) -> dict[str, Rung]:
-    """Examine a run of the pipeline, given its corpus and params.yaml.
+    """Examine a run of the pipeline, given its corpus and params.yaml, and the function
+    that builds its model.
 
     Gradients are compared only if ``exact``, not approximations by design. ``wire`` is
-    the type in which they are sent, ``section`` the argument of the model's factory.
+    the type in which they are sent.
     """
     samples = Corpus(corpus, params)
-    task = samples.task(world_size, wire, section)
+    task = samples.task(build, world_size, wire)
     data = samples.data_rung(task, record)
     if data["verdict"] == "breach":
         return {"witness_data": data}
