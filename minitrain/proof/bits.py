@@ -1,17 +1,20 @@
-"""Rungs that require equal bits, since both sides sum in the same order."""
+"""Rungs that require equal bits, and the search for the first difference."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
 from minitrain.analysis.verdicts import ALONE, CheckVerdict
-from minitrain.proof.first_difference import Rows, What, first_difference, of_kind
 from minitrain.proof.ulp import distance
 
 Tensors = Mapping[str, Tensor]
+Rows = Sequence[Mapping[str, Any]]
+What = Literal["gradients", "parameters", "buffers"]
+# in the order of a step: an error makes everything after it wrong
+IN_ORDER: tuple[What, ...] = ("gradients", "parameters", "buffers")
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,49 @@ class Rung:
     detail: str
 
 
+@dataclass(frozen=True)
+class Difference:
+    """The first tensor that differs, and the ranks with the difference."""
+
+    step: int
+    what: What
+    tensor: str
+    ranks: list[int]
+
+
+def of_kind(rows: Rows, kind: str) -> list[Mapping[str, Any]]:
+    """Return the rows of a ``kind``."""
+    return [row for row in rows if row["kind"] == kind]
+
+
+def hashes_of(rows: Rows) -> dict[tuple[int, int], Mapping[str, Any]]:
+    """Return the rows with hashes of tensors, by step and rank."""
+    return {(row["step"], row["rank"]): row for row in of_kind(rows, "tensors")}
+
+
+def first_difference(
+    run: Rows, other: Rows, whats: Sequence[What] = IN_ORDER
+) -> Difference | None:
+    """Find the first hash that differs or is present in only one of the runs.
+
+    The order is by step, then by ``whats``, rank, and name as recorded.
+    """
+    ours, theirs = hashes_of(run), hashes_of(other)
+    for step in sorted({step for step, _ in ours}):
+        ranks = sorted(rank for s, rank in ours if s == step)
+        for what in whats:
+            differ: dict[str, list[int]] = {}
+            for rank in ranks:
+                mine = ours[step, rank][what]
+                wanted = theirs.get((step, rank), {}).get(what, {})
+                for name in dict.fromkeys([*mine, *wanted]):
+                    if mine.get(name) != wanted.get(name):
+                        differ.setdefault(name, []).append(rank)
+            for tensor, found in differ.items():
+                return Difference(step, what, tensor, found)
+    return None
+
+
 def rung_of(entry: Mapping[str, Any]) -> Rung:
     """Return the rung of a JSON entry; raise ValueError for an unknown verdict."""
     return Rung(**{**entry, "verdict": CheckVerdict(entry["verdict"])})
@@ -41,9 +87,14 @@ def _breach(detail: str, gap: float | None = None) -> Rung:
 SAME = Rung(True, None, None, CheckVerdict.EQUAL, "")
 
 
+def without_bits(verdict: CheckVerdict, detail: str) -> Rung:
+    """Return a rung that compares no bits and measures no distance."""
+    return Rung(None, None, None, verdict, detail)
+
+
 def not_run(why: str) -> Rung:
     """Return a rung that does not apply here, with the reason."""
-    return Rung(None, None, None, CheckVerdict.NOT_RUN, why)
+    return without_bits(CheckVerdict.NOT_RUN, why)
 
 
 def ranks_rung(states: Sequence[Tensors]) -> Rung:
@@ -75,16 +126,14 @@ def hashes_rung(
     first step and tensor that differ. If ``world_size`` is given, each of its ranks
     must have recorded some.
     """
-    ours, theirs = (
-        {(row["step"], row["rank"]): row[what] for row in of_kind(rows, "tensors")}
-        for rows in (run, other)
-    )
+    ours, theirs = hashes_of(run), hashes_of(other)
     silent = sorted({*range(world_size or 0)} - {rank for _, rank in ours})
     if silent:
         return _breach(f"rank {silent[0]} recorded nothing")
     if not ours or ours.keys() != theirs.keys():
         return _breach("the recorded steps differ")
-    if what == "buffers" and not any([*ours.values(), *theirs.values()]):
+    rows = [*ours.values(), *theirs.values()]
+    if what == "buffers" and not any(row[what] for row in rows):
         return not_run("the model has no buffers")
     if found := first_difference(run, other, [what]):
         where = f"step {found.step}, tensor {found.tensor}, rank {found.ranks[0]}"
@@ -148,7 +197,7 @@ def trained_rung(run: Rows) -> Rung:
     """Require that parameters changed between the first and the last recorded step."""
     tensors = of_kind(run, "tensors")
     if not tensors:
-        return Rung(None, None, None, CheckVerdict.BREACH, "nothing was recorded")
+        return without_bits(CheckVerdict.BREACH, "nothing was recorded")
     first = min(tensors, key=lambda row: row["step"])
     last = max(tensors, key=lambda row: row["step"])["parameters"]
     trained = first["gradients"]
@@ -157,9 +206,7 @@ def trained_rung(run: Rows) -> Rung:
     if moved and len(moved) < len(trained):
         still = [name for name in trained if name not in moved]
         detail += f", not {', '.join(still[:3])}{', ...' if still[3:] else ''}"
-    return Rung(
-        None, None, None, CheckVerdict.PASSED if moved else CheckVerdict.BREACH, detail
-    )
+    return without_bits(CheckVerdict.PASSED if moved else CheckVerdict.BREACH, detail)
 
 
 def reduced_once_rung(run: Rows) -> Rung:
@@ -167,7 +214,7 @@ def reduced_once_rung(run: Rows) -> Rung:
     layouts = of_kind(run, "buckets")
     trained = {n for row in of_kind(run, "tensors") for n in row["gradients"]}
     if not layouts:
-        return Rung(None, None, None, CheckVerdict.BREACH, "nothing was reduced")
+        return without_bits(CheckVerdict.BREACH, "nothing was reduced")
     for row in layouts:
         names = [name for bucket in row["buckets"] for name in bucket["parameters"]]
         often = [name for name, count in Counter(names).items() if count > 1]
@@ -175,8 +222,8 @@ def reduced_once_rung(run: Rows) -> Rung:
         if often or never:
             what = "reduced more than once" if often else "never reduced"
             detail = f"step {row['step']}: {(often or never)[0]} is {what}"
-            return Rung(None, None, None, CheckVerdict.BREACH, detail)
-    return Rung(None, None, None, CheckVerdict.PASSED, f"{len(trained)} tensors")
+            return without_bits(CheckVerdict.BREACH, detail)
+    return without_bits(CheckVerdict.PASSED, f"{len(trained)} tensors")
 
 
 def first_nan(tensors: Tensors) -> str | None:

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from minitrain.core.files import read_csv, read_jsonl
-from minitrain.proof.bits import Tensors
-from minitrain.proof.first_difference import Rows
+from minitrain.proof.bits import Rows, Tensors
 from minitrain.train.step_record import TrainResult, load_tensors, mean_losses, rows_of
 
 

@@ -20,7 +20,7 @@ from minitrain.comm.torch_private import TorchDispatchMode
 from minitrain.core.files import read_json, reading
 from minitrain.core.params import Params
 from minitrain.proof.bits import bits_rung, not_run, rung_of
-from minitrain.proof.evidence import Evidence, evidence_of, read_evidence
+from minitrain.proof.evidence import Evidence, read_evidence
 from minitrain.proof.ladder import Rungs, ladder
 from minitrain.proof.replay import replay
 from minitrain.proof.tolerances import Twin
@@ -42,8 +42,7 @@ def run_one_process(
     alone = whole_batches(replace(config, steps=steps))
     start = dict(alone.start_model(0).state_dict())
     # sample the gradients of the first step; the early state is always included
-    done = replay(alone, [], 1, show=show, sampled=[0])
-    return evidence_of(done.results, [done.state], start=start)
+    return replace(replay(alone, [], 1, show=show, sampled=[0]), start=start)
 
 
 def run_twin(
