@@ -1,9 +1,7 @@
-"""Functions and data of a user's own files, by ``FILE.py:NAME`` or ``module:NAME``."""
+"""Import of a user's functions and data by ``FILE.py:NAME`` or ``module:NAME``."""
 
 import importlib
-import importlib.util
 import inspect
-import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,7 +17,7 @@ from minitrain.core.params import Model
 from minitrain.core.regular import MOST_OF_INDEX, require_regular
 from minitrain.core.schema import Section, load, validated
 from minitrain.data.text import VOCAB_SIZE
-from minitrain.model.factory import neighbors_of
+from minitrain.model.factory import execute, neighbors_of
 
 # as in a fresh params.yaml
 SIZES = {"n_layer": 4, "n_head": 4, "n_embd": 128, "block_size": 64}
@@ -31,7 +29,7 @@ class _OfModel(Section, extra="ignore"):
 
 @dataclass(frozen=True)
 class OfFile:
-    """A function of a file, with the imports of its folder; pickled by its name."""
+    """Function of a file that may import from the file's folder; pickled by name."""
 
     path: Path
     name: str
@@ -43,24 +41,24 @@ class OfFile:
 
     @property
     def __wrapped__(self) -> Any:
-        # whose signature this has
+        # inspect.signature() follows this attribute
         return getattr(_load(self.path), self.name)
 
 
 def find_factory(written: str, arguments: Mapping[str, Any]) -> tuple[Any, int | None]:
-    """Return what ``written`` names as a function without arguments, and how many
-    tokens a sample of its model may have, if that is known.
+    """Return the factory that ``written`` names, as a function without arguments, and
+    the largest number of tokens in a sample of its model, or None if unknown.
 
-    A ``build(model, vocab_size)`` of the pipeline is given the section ``model`` of
-    params.yaml here, if it has a valid one, else :data:`SIZES`, with ``arguments`` in
-    their place; any other function ``arguments`` by name.
+    A factory of the pipeline, ``build(model, vocab_size)``, receives the section
+    ``model`` of params.yaml in the working folder (:data:`SIZES` without a valid one),
+    updated by ``arguments``. Any other function receives ``arguments`` by name.
     """
     found = find(written, "MODEL")
     if not _is_of_the_pipeline(found):
         return (partial(found, **arguments) if arguments else found), None
     place, _, name = written.rpartition(":")
     sizes: dict[str, Any] = SIZES
-    # it may be another project's, or the extra `lab`, which reads it, not installed
+    # it may belong to another project; reading it needs the extra `lab`
     with suppress(UserError, ModuleNotFoundError):
         sizes = load(Path("params.yaml"), _OfModel).model.model_dump()
     own = {"file": place, "deps": place, "factory": name}
@@ -72,7 +70,7 @@ def _is_of_the_pipeline(function: Any) -> bool:
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
-        # no function, or one that does not tell
+        # no function, or one without a known signature
         return False
     by_place = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
     needed = [p for p in parameters if p.default is p.empty and p.kind in by_place]
@@ -80,7 +78,9 @@ def _is_of_the_pipeline(function: Any) -> bool:
 
 
 def find(written: str, option: str) -> Any:
-    """Return what ``written`` names; a UserError begins with ``option``."""
+    """Import and return what ``written`` names. Raises a UserError that starts with
+    ``option``.
+    """
     place, _, name = written.rpartition(":")
     start = f"{option} = {written!r}:"
     if not (place and name):
@@ -107,13 +107,6 @@ def find(written: str, option: str) -> Any:
 
 @cache
 def _load(path: Path) -> ModuleType:
-    # read first: what cannot be opened is the operating system's error
+    # read first, for the operating system's error if it cannot be opened
     require_regular(path, MOST_OF_INDEX).read_bytes()
-    spec = importlib.util.spec_from_file_location(f"own_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    # dataclasses look their module up by name while it is being executed
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return execute(path)

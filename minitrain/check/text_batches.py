@@ -15,21 +15,25 @@ from minitrain.model.factory import make_model
 from minitrain.train.rng import seed_everything, untouched_random_state
 
 LONGEST, SHORTEST = 64, 8
-# parameters times tokens of a batch: so many products take a fraction of a second
+# largest product of parameters and tokens of a batch: a fraction of a second
 AFFORDED = 1 << 31
-# so many lengths, one after the other, where lines are cut short: of equal ones a mean
-# of means would be the mean
+# number of different lengths of lines that are cut: if all were equal, a mean of means
+# would be the mean
 UNEVEN = 4
 STEPS = 3
-# parameters of a model that takes two steps unless it is told how many: the fewest of
-# which one starts from moments of the optimizer
+# a model with more parameters takes two steps by default, the fewest with a step that
+# starts from moments of the optimizer
 LARGE, STEPS_OF_LARGE = 1 << 24, 2
 
 
 def reading_for(factory: Any, size: int, steps: int | None) -> tuple[int, int, str]:
-    """Return the steps that the model of ``factory`` takes, the bytes of a line that it
-    reads, in batches of ``size`` lines, and a note on what is less than usual. What
-    builds no model is for the check to refuse.
+    """Return the number of steps, the length of a line in bytes, and a note on what is
+    reduced for a large model.
+
+    Args:
+        factory: Builds the model. The check itself refuses an invalid one.
+        size: Lines in a batch.
+        steps: Number of steps, or None for the default.
     """
     usual = STEPS if steps is None else steps
     if isinstance(factory, nn.Module) or not callable(factory):
@@ -48,8 +52,8 @@ def reading_for(factory: Any, size: int, steps: int | None) -> tuple[int, int, s
 
 
 def length_for(parameters: int, size: int) -> int:
-    """Return the bytes of a line that a model with so many ``parameters`` reads in
-    batches of ``size`` lines: a step costs their product, and few tokens are enough.
+    """Return the length of a line in bytes for a model with ``parameters`` and batches
+    of ``size`` lines. A step costs their product.
     """
     longest = LONGEST
     while longest > SHORTEST and parameters * size * longest > AFFORDED:
@@ -60,9 +64,11 @@ def length_for(parameters: int, size: int) -> int:
 def text_batches(
     file: Path, size: int, count: int, longest: int = LONGEST
 ) -> list[dict[str, Tensor]]:
-    """Return ``count`` batches of ``size`` lines of ``file``, which is read again where
-    it has no more: ``input_ids`` and ``labels`` (B, T) of its bytes, at most
-    ``longest`` a line, padded. Raises UserError where no line has two bytes.
+    """Return ``count`` batches of ``size`` lines of ``file``, which is repeated if it
+    has fewer lines.
+
+    Each batch has ``input_ids`` and ``labels`` (B, T): the bytes of its lines, at most
+    ``longest`` per line, padded. Raises UserError if no line has two bytes.
     """
     text = require_regular(file, MOST_OF_RECORDING).read_bytes()
     lines = [line for line in text.splitlines() if len(line) > 1]

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,15 +13,13 @@ from torch import Tensor
 from minitrain.bench.ledger import forward_collectives
 from minitrain.comm.groups import distributed
 from minitrain.core.files import writing
-from minitrain.core.params import Params
-from minitrain.data.batches import causal_lm_loss
-from minitrain.data.cut import InMemory, count_targets
+from minitrain.data.cut import InMemory
 from minitrain.harness.launcher import launch
 from minitrain.harness.run_dir import private_folder
 from minitrain.proof import runs
 from minitrain.proof.evidence import Evidence, evidence_of
 from minitrain.proof.replay import replay
-from minitrain.train.config import RunConfig, config_of, whole_batches
+from minitrain.train.config import RunConfig
 from minitrain.train.observer import StepObserver
 from minitrain.train.rng import untouched_random_state
 from minitrain.train.run import Finished, Inject, run_rank
@@ -150,22 +147,12 @@ def run_replay(
     show: str = "",
 ) -> Evidence:
     """Repeat ``run`` here, rank after rank; ``show`` names a progress bar."""
-    again = replay(config, run.rows, world_size, keep=keep, show=show)
-    return evidence_of(again.results, [again.state], values=[again.values])
+    return replay(config, run.rows, world_size, keep=keep, show=show)
 
 
 # one process with the whole batches; the same from a start one ULP away
 run_alone = alone()(runs.run_one_process)
 run_twin = alone()(runs.run_twin)
-
-
-def in_memory(params: Params, shards: Path, num_steps: int) -> RunConfig:
-    """Return the run of ``params`` with batches in memory; ``shards``: a world-1."""
-    config = config_of(params, shards, 1)
-    batches = whole_batches(config).batches([0], 1)
-    whole = [batches.micro_batches(step)[0].inputs for step in range(num_steps)]
-    data = InMemory(whole, causal_lm_loss, count_targets)
-    return replace(config, data=data, steps=num_steps)
 
 
 def in_memory_of(config: RunConfig) -> InMemory:
