@@ -160,14 +160,6 @@ def outlier() -> list[Any]:
     return found
 
 
-def smaller_at_the_end() -> list[Any]:
-    """The rare class is in the smaller batch that ends each epoch of three."""
-    full = classes(-1, 3)
-    inputs, labels = full[2][0][:4], full[2][1][:4].clone()
-    labels[::2] = 1
-    return [*full[:2], (inputs, labels)]
-
-
 def weighted(model: nn.Module, batch: Any) -> Tensor:
     logits = model(batch[0])
     return F.cross_entropy(logits, batch[1], weight=WEIGHT.to(logits.dtype))
@@ -202,15 +194,6 @@ def contrastive(model: nn.Module, batch: Any) -> Tensor:
     return found + 0.1 * similar(logits) if model.training else found
 
 
-def balance(model: nn.Module, batch: Any) -> Tensor:
-    """The balance of a mixture of experts over the batch that a rank has."""
-    logits = model(batch[0])
-    found = F.cross_entropy(logits, batch[1])
-    if model.training:
-        found = found + 0.1 * logits.softmax(1).mean(0).square().sum()
-    return found
-
-
 def weighted_in_training(model: nn.Module, batch: Any) -> Tensor:
     return weighted(model, batch) if model.training else plain(model, batch)
 
@@ -234,15 +217,6 @@ def gated(gate: Callable[[], Any]) -> Callable[[nn.Module, Any], Tensor]:
         return contrastive(model, batch) if gate() else plain(model, batch)
 
     return loss
-
-
-def subset(model: nn.Module, batch: Any) -> Tensor:
-    """The mean over samples that are drawn, and not over those of all ranks."""
-    each = F.cross_entropy(model(batch[0]), batch[1], reduction="none")
-    if not model.training:
-        return each.mean()
-    mask = torch.bernoulli(torch.full_like(each, 0.5))
-    return (each * mask).sum() / mask.sum().clamp_min(1)
 
 
 def zero_head() -> nn.Module:
@@ -382,9 +356,6 @@ CASES = {
         # which is no sampled step
         batches=classes(3, 7),
     ),
-    "class weights in the smaller batch": of_classes(
-        WRONG, loss=weighted, batches=smaller_at_the_end(), steps=9
-    ),
     "class weights, counted": of_classes(PROVEN, loss=weighted_float32, count=weights),
     # kinds of loss
     "a sum": of_classes(WRONG, loss=summed),
@@ -393,11 +364,7 @@ CASES = {
     # in training alone
     "class weights in training": of_classes(WRONG, loss=weighted_in_training),
     "contrastive": of_classes(REPLAY, DEPENDS, loss=contrastive),
-    "contrastive with batch norm": of_classes(
-        REPLAY, DEPENDS, loss=contrastive, factory=normalized
-    ),
-    "balance of experts": of_classes(REPLAY, DEPENDS, loss=balance),
-    # pairs, or a subset, that a random number decides on
+    # pairs that a random number decides on
     **{
         f"contrastive by {name}": of_classes(IN_EVAL, loss=gated(gate))
         for name, gate in {
@@ -406,7 +373,6 @@ CASES = {
             "NumPy": lambda: np.random.rand() < 0.3,
         }.items()
     },
-    "a random subset": of_classes(IN_EVAL, loss=subset),
     # what shows only when training has begun, or at the gradient
     "class weights behind a zero head": of_classes(
         WRONG, factory=zero_head, loss=weighted, batches=classes(4, 9)
