@@ -276,6 +276,33 @@ def penalized(model: Any, batch: Any) -> Tensor:
     return found + 0.1 * module[1].penalty
 
 
+class Images(nn.Module):
+    """Convolutions whose biases have a true gradient of zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        norm = nn.InstanceNorm2d(4)
+        first, second = nn.Conv2d(1, 4, 3), nn.Conv2d(4, 4, 3)
+        self.net = nn.Sequential(first, norm, nn.ReLU(), second, norm)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, images: Tensor) -> Tensor:
+        found: Tensor = self.head(self.net(images).mean((2, 3)))
+        return found
+
+
+def images() -> list[Any]:
+    chance = torch.Generator().manual_seed(0)
+    shape, labels = (8, 1, 9, 9), torch.arange(8) % 2
+    return [(torch.randn(shape, generator=chance), labels) for _ in range(4)]
+
+
+def thousands(model: nn.Module, batch: Any) -> Tensor:
+    """A regression whose targets are in the thousands."""
+    inputs = batch[0]
+    return F.mse_loss(model(inputs)[:, 0], 3000 + 1000 * inputs.sum(1))
+
+
 def spectral() -> nn.Module:
     first = nn.utils.parametrizations.spectral_norm(nn.Linear(6, 16))
     return nn.Sequential(first, nn.Dropout(0.1), nn.Linear(16, 2))
@@ -364,6 +391,12 @@ CASES = {
     # in training alone
     "class weights in training": of_classes(WRONG, loss=weighted_in_training),
     "contrastive": of_classes(REPLAY, DEPENDS, loss=contrastive),
+    "contrastive in eval mode too": of_classes(
+        REPLAY,
+        DEPENDS,
+        factory=steady,
+        loss=lambda model, batch: similar(model(batch[0])),
+    ),
     # pairs that a random number decides on
     **{
         f"contrastive by {name}": of_classes(IN_EVAL, loss=gated(gate))
@@ -391,6 +424,15 @@ CASES = {
     # recomputed in the backward pass
     "a checkpoint": of_classes(PROVEN, factory=Recomputed),
     "a gradient penalty": of_classes(PROVEN, factory=steady, loss=gradient_penalty),
+    # rounding that fixed tolerances did not allow
+    "InstanceNorm": of_classes(PROVEN, factory=Images, batches=images()),
+    "targets in the thousands": of_classes(
+        PROVEN,
+        factory=steady,
+        loss=thousands,
+        optimizer="sgd",
+        learning_rate=1e-3,
+    ),
     # casts
     "casts to bfloat16": of_classes(PROVEN, factory=Casts),
     "class weights beside casts": of_classes(WRONG, factory=Casts, loss=weighted),
