@@ -18,6 +18,8 @@ from minitrain.proof.witness.record import (
 # torch's defaults (torch.optim.AdamW)
 BETA1, BETA2, EPSILON, WEIGHT_DECAY = 0.9, 0.999, 1e-8, 1e-2
 ZERO = torch.zeros(())
+# elements computed at a time: with more, torch starts threads for each operation
+PIECE = 1 << 15
 
 
 def step_rung(task: Task, record: Record) -> Rung:
@@ -39,7 +41,7 @@ def step_rung(task: Task, record: Record) -> Rung:
                 worst.append(largest(_moments(record, step)))
         for name in record.of(step, "after"):
             taken = None if left_out else gradients.get(name)
-            worst.append(_next(task, record, step, name, taken))
+            worst.append(largest(_next(task, record, step, name, taken)))
     return largest(worst).rung()
 
 
@@ -76,32 +78,49 @@ def _moments(record: Record, step: int) -> Iterator[Gap]:
     gradients, moments = record.of(step, "gradients"), record.of(step, "moments")
     later = record.of(step + 1, "moments")
     for name, gradient in gradients.items() if step + 1 in record.steps() else ():
-        g = gradient.double()
-        for key, beta, new in (("exp_avg", BETA1, g), ("exp_avg_sq", BETA2, g * g)):
+        for key, beta in (("exp_avg", BETA1), ("exp_avg_sq", BETA2)):
             found = later.get(f"{name}/{key}", torch.zeros_like(gradient))
-            was = moments.get(f"{name}/{key}", ZERO).double()
+            old = moments.get(f"{name}/{key}", ZERO)
             unit = torch.finfo(found.dtype)
-            terms = beta * was.abs() + (1 - beta) * new.abs()
-            allowed = 4 * unit.eps * (terms + unit.smallest_normal)
             where = f"{key} after step {step}, tensor {name}"
-            yield compare(found, beta * was + (1 - beta) * new, allowed, where)
+            for one, was, g in _pieces(found, old, gradient):
+                was, new = was.double(), g.double()
+                if key == "exp_avg_sq":
+                    new = new * new
+                terms = beta * was.abs() + (1 - beta) * new.abs()
+                allowed = 4 * unit.eps * (terms + unit.smallest_normal)
+                yield compare(one, beta * was + (1 - beta) * new, allowed, where)
 
 
 def _next(
     task: Task, record: Record, step: int, name: str, gradient: Tensor | None
-) -> Gap:
+) -> Iterator[Gap]:
+    # a parameter without a gradient must not change
     kept = record.tensors
     before, after = (kept[f"{step}/{kind}/{name}"] for kind in ("before", "after"))
     m, v, taken = (
-        kept.get(f"{step}/moments/{name}/{key}", ZERO).double()
+        kept.get(f"{step}/moments/{name}/{key}", ZERO)
         for key in ("exp_avg", "exp_avg_sq", "step")
     )
-    # a parameter without a gradient must not change
-    w, wanted, terms = before.double(), before.double(), ZERO
-    if gradient is not None:
-        wanted, terms = next_value(task, w, gradient.double(), m, v, float(taken) + 1)
-    allowed = torch.finfo(after.dtype).eps * (2 * w.abs() + 8 * terms)
-    return compare(after, wanted, allowed, f"step {step}, tensor {name}")
+    unit, g = torch.finfo(after.dtype).eps, ZERO if gradient is None else gradient
+    for one, *parts in _pieces(after, before, g, m, v):
+        w, g, m, v = (part.double() for part in parts)
+        wanted, terms = w, ZERO
+        if gradient is not None:
+            wanted, terms = next_value(task, w, g, m, v, float(taken) + 1)
+        allowed = unit * (2 * w.abs() + 8 * terms)
+        yield compare(one, wanted, allowed, f"step {step}, tensor {name}")
+
+
+def _pieces(first: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    # matching chunks of tensors of one shape; scalars stand for all elements. Small
+    # enough for a processor's cache
+    parts = [
+        (t.flatten() if t.dim() else t.expand(first.numel())).split(PIECE)
+        for t in (first.reshape(-1), *others)
+    ]
+    if first.numel():
+        yield from zip(*parts, strict=True)
 
 
 def next_value(
