@@ -120,6 +120,24 @@ def test_honest_run(honest: Any, optimizer: str) -> None:
     ]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["after", "moments"])
+def test_a_large_tensor_is_compared_to_its_end(
+    honest: Any, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(stepped, "PIECE", 7)
+    trial, record = honest("adamw")
+    task, same = task_of(trial), Record(**record)
+    assert stepped.step_rung(task, same)["verdict"] == "within tolerance"
+    named = [k for k in record["tensors"] if k.startswith(f"1/{kind}/")]
+    large = max(named, key=lambda key: record["tensors"][key].numel())
+    assert record["tensors"][large].numel() > 7
+    record["tensors"][large].view(-1)[-1] += 1e-3
+    found = stepped.step_rung(task, Record(**record))
+    assert found["verdict"] == "breach"
+    assert large.split("/")[2] in found["detail"]
+
+
 def rows_of(record: dict[str, Any], kind: str) -> list[dict[str, Any]]:
     return [row for row in record["rows"] if row["kind"] == kind]
 
