@@ -70,6 +70,7 @@ def first_difference(
                 for name in dict.fromkeys([*mine, *wanted]):
                     if mine.get(name) != wanted.get(name):
                         differ.setdefault(name, []).append(rank)
+            # the first name that differs on any rank, with all its ranks
             for tensor, found in differ.items():
                 return Difference(step, what, tensor, found)
     return None
@@ -111,6 +112,7 @@ def ranks_rung(states: Sequence[Tensors]) -> Rung:
 def bits_rung(a: Tensors, b: Tensors) -> Rung:
     """Require that two sets of tensors have equal bits and no NaN."""
     apart = distance(a, b)
+    # equal NaN bytes show only that both sides broke in the same way
     if apart.bytes_equal and (nan := first_nan(a)):
         return Rung(True, None, None, CheckVerdict.BREACH, f"tensor {nan} holds NaN")
     if apart.bytes_equal:
@@ -127,6 +129,7 @@ def hashes_rung(
     must have recorded some.
     """
     ours, theirs = hashes_of(run), hashes_of(other)
+    # a rank without rows would agree with a replay that lacks them too
     silent = sorted({*range(world_size or 0)} - {rank for _, rank in ours})
     if silent:
         return _breach(f"rank {silent[0]} recorded nothing")
@@ -185,6 +188,7 @@ def data_rung(run: Rows, other: Rows) -> Rung:
     ours, theirs = (of_kind(rows, "batch") for rows in (run, other))
     for step, (a, b) in enumerate(zip(ours, theirs, strict=False)):
         by_rank, others = a.get("ranks", ()), b.get("ranks", ())
+        # between different world sizes only the global batch can be compared
         swapped = len(by_rank) == len(others) and by_rank != others
         if a["sha256"] != b["sha256"] or swapped:
             return _breach(f"first at step {step}")

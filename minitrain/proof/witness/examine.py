@@ -82,13 +82,14 @@ def _cut_rung(task: Task, batches: Sequence[Any], record: Record) -> Rung:
         batch = batches[step % len(batches)]
         parts = cuts(batch, task.world_size)
         for rank, row in enumerate(rows):
+            # a batch with fewer samples than ranks leaves some without a slice
             part = parts[rank] if rank < len(parts) else []
             names = names_of(part)
             if sorted(fed_names(row)) != sorted(names):
                 return f"rank {rank} read different samples"
-            said, right = fed_targets(row), task.count(part) if names else 0
-            if said != right:
-                return f"rank {rank} counts {said} targets"
+            counted, right = fed_targets(row), task.count(part) if names else 0
+            if counted != right:
+                return f"rank {rank} counts {counted} targets"
             if wrong := weight_is_wrong(row, task.count(batch), ledger):
                 return wrong
         return ""
@@ -115,6 +116,7 @@ def numbers(
         why = "the witness does not support complex numbers"
         return found | {"witness_step": rung("not run", why)}
     found["witness_step"] = step_rung(task, record)
+    # the caller's random numbers must not depend on the examination
     with torch.random.fork_rng(devices=[]):
         computer = Computer(task, model, record, batch_of)
         if not repeats(computer):

@@ -201,6 +201,7 @@ def hashes_rung(task: Task, model: nn.Module, record: Record) -> Rung:
         return rung("breach", f"{what}: not as promised")
     if not all(math.isfinite(loss) for loss in losses):
         return rung("breach", "not every loss is a finite number")
+    # the witness computes from rank 0's tensors, so other ranks must equal them
     for step, rank in sorted(wanted):
         for key in HASHED.values():
             if rows[step, rank].get(key) != rows[step, 0].get(key):
@@ -236,6 +237,7 @@ def _step_is_wrong(step: int, rows: Rows, record: Record, digest: Digest) -> str
         if not own or own != rows[step, 0].get(key):
             return f"step {step}: hashes of different {key}"
     before = record.of(step, "before")
+    # what happens between two steps, such as a reset parameter, would go unnoticed
     for name, wanted in rows.get((step - 1, 0), {}).get("parameters", {}).items():
         if digest(before[name]) != wanted:
             return f"step {step} does not start from the end of step {step - 1}: {name}"
