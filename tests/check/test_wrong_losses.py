@@ -53,39 +53,29 @@ def words(uneven: int, ranks: int = 2) -> list[Any]:
 
 
 class Function(nn.Module):
-    """A function of the hidden state as a layer."""
+    """A function of itself, with an inner layer, and the hidden state as a layer."""
 
-    def __init__(self, function: Callable[[nn.Module, Tensor], Tensor]) -> None:
+    def __init__(
+        self,
+        function: Callable[[Any, Tensor], Tensor],
+        inner: nn.Module | None = None,
+    ) -> None:
         super().__init__()
-        self.function = function
+        self.function, self.inner = function, inner
         self.register_buffer("passes", torch.zeros(()))
 
     def forward(self, hidden: Tensor) -> Tensor:
         return self.function(self, hidden)
 
 
-class Attention(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.MultiheadAttention(16, 2, dropout=0.2, batch_first=True)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        found: Tensor = self.layer(hidden, hidden, hidden, need_weights=False)[0]
-        return found
+def attention() -> nn.Module:
+    inner = nn.MultiheadAttention(16, 2, dropout=0.2, batch_first=True)
+    return Function(lambda own, x: own.inner(x, x, x, need_weights=False)[0], inner)
 
 
-class Recurrent(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.LSTM(16, 16, 2, dropout=0.2, batch_first=True)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        found: Tensor = self.layer(hidden)[0]
-        return found
-
-
-def functional_dropout(module: nn.Module, hidden: Tensor) -> Tensor:
-    return F.dropout(hidden, 0.2, module.training)
+def recurrent() -> nn.Module:
+    inner = nn.LSTM(16, 16, 2, dropout=0.2, batch_first=True)
+    return Function(lambda own, x: own.inner(x)[0], inner)
 
 
 def attention_of_torch(module: nn.Module, hidden: Tensor) -> Tensor:
@@ -105,10 +95,12 @@ def counts(module: Any, hidden: Tensor) -> Tensor:
 
 LAYERS: dict[str, Callable[[], nn.Module]] = {
     "dropout": lambda: nn.Dropout(0.1),
-    "functional dropout": lambda: Function(functional_dropout),
-    "attention": Attention,
+    "functional dropout": lambda: Function(
+        lambda own, x: F.dropout(x, 0.2, own.training)
+    ),
+    "attention": attention,
     "attention of torch": lambda: Function(attention_of_torch),
-    "LSTM": Recurrent,
+    "LSTM": recurrent,
     "buffer": lambda: Function(counts),
     "nothing": nn.Identity,
 }
