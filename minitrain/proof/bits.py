@@ -129,7 +129,7 @@ def hashes_rung(
     must have recorded some.
     """
     ours, theirs = hashes_of(run), hashes_of(other)
-    # a rank without rows would agree with a replay that lacks them too
+    # a rank without rows would agree with a replay without them
     silent = sorted({*range(world_size or 0)} - {rank for _, rank in ours})
     if silent:
         return _breach(f"rank {silent[0]} recorded nothing")

@@ -37,7 +37,7 @@ class Forward:
         """Clause that names the changed buffers; empty without any."""
         return f"{CHANGES} {_some(self.changed)}" if self.changed else ""
 
-    def lacks(self, state: Iterable[str]) -> str:
+    def omits(self, state: Iterable[str]) -> str:
         """Return a clause that names the changed buffers in ``state``, or ""."""
         left_out = [name for name in state if name in self.changed]
         return f"without {_some(left_out)}, which {CHANGES}" if left_out else ""

@@ -75,7 +75,7 @@ def one_process_rungs(
         )
         limits = state_limits(kept, one.start, train, atol)
         rung = close_rung(ours, kept, limits, twins, explained=explained)
-        return _noted(rung, forward.lacks(theirs))
+        return _noted(rung, forward.omits(theirs))
 
     rungs = {"one_process_data": data_rung(run.rows, one.rows)}
     if forward.why:
