@@ -443,6 +443,9 @@ def test_training_with_dropout_is_not_left_alone(
         assert "witness_spread" in breached(asked(trial, spoilt))
     spoilt = record_of(run) | {"losses": [2 * loss for loss in run.losses]}
     assert "witness_spread" in breached(asked(trial, spoilt))
+    still = run_ranks(trial, 2, lambda worker: worker.model.eval())
+    rung = asked(trial, record_of(still))["witness_spread"]
+    assert "equal to eval mode" in rung["detail"]
 
 
 def test_batch_norm_is_compared_part_by_part() -> None:

@@ -244,7 +244,7 @@ def _compare(
 
 
 def spread_rung(computer: Computer) -> Rung:
-    """Compare loss and gradient with those of random draws; this may only refute."""
+    """Compare loss and gradient with random draws and eval mode; may only refute."""
     worst, record = NO_GAP, computer.record
     steps = record.steps()
     for step in dict.fromkeys((steps[-1], steps[0])):
@@ -273,9 +273,9 @@ def _spread(computer: Computer, step: int, claim: Pass, number: int) -> Gap:
         parts = [one.of(n, p).flatten()[::every] for n, p in trained.items()]
         return torch.cat(parts).double()
 
-    def drawn(seed: int) -> tuple[float, Tensor]:
+    def drawn(seed: int, evaluate: bool = False) -> tuple[float, Tensor]:
         bits = computer.task.precision
-        one = computer.own_precision(state, groups, bits, False, seed)
+        one = computer.own_precision(state, groups, bits, evaluate, seed)
         return one.loss, chosen(one)
 
     losses, rows = zip(*map(drawn, range(number)), strict=True)
@@ -295,4 +295,12 @@ def _spread(computer: Computer, step: int, claim: Pass, number: int) -> Gap:
     allowed = float(apart.mean()) + DEVIATIONS * float(apart.std())
     what = f"step {step}: distance from the mean of {number} draws"
     gaps.append(compare((found - mean).norm(), torch.zeros(()), allowed, what))
+    try:
+        _, still = drawn(0, evaluate=True)
+    except Exception:
+        return largest(gaps)
+    # a run that left out its dropout is closer to eval mode than any draw is
+    nearest = float((flat - still).norm(dim=1).min())
+    if float((found - still).norm()) < nearest / 100:
+        return Gap(torch.inf, torch.inf, f"step {step}: equal to eval mode")
     return largest(gaps)
