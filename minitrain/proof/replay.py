@@ -41,21 +41,11 @@ def replay(
     """Repeat in this process a run of ``world_size`` ranks that recorded ``rows``.
 
     Only the buckets, and the ranks of each host for strategies that first reduce within
-    hosts, come from the run. Equal bits require its number of threads.
-
-    Args:
-        config: The run.
-        rows: Its hash rows; without any, all parameters are in one bucket.
-        world_size: Its number of ranks.
-        show: Name of a progress bar; none if empty.
-        keep: A step whose values are kept.
-        sampled: Steps whose tensors are kept.
-
-    Returns:
-        The evidence, with one result per shard; the first holds the rows of all.
-
-    Raises:
-        EvidenceError: The rows contradict each other.
+    hosts, come from the run; without rows, all parameters are in one bucket. Equal bits
+    require its number of threads. ``show`` names a progress bar; ``keep`` is a step
+    whose values are kept, ``sampled`` those whose tensors are. The evidence has a
+    result per shard; the first holds the rows of all. Raises EvidenceError for rows
+    that contradict each other.
     """
     count, guarantees = config.num_shards(world_size), config.sync.guarantees
     streams = start_streams(config, count)
