@@ -1,20 +1,20 @@
-"""Rungs that require equal bits, and the search for the first difference."""
+"""Rungs that require equal bits, since both sides sum in the same order."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
-
-from torch import Tensor
+from typing import Any
 
 from minitrain.analysis.verdicts import ALONE, CheckVerdict
+from minitrain.proof.evidence import (
+    Rows,
+    Tensors,
+    What,
+    first_difference,
+    hashes_of,
+    of_kind,
+)
 from minitrain.proof.ulp import distance
-
-Tensors = Mapping[str, Tensor]
-Rows = Sequence[Mapping[str, Any]]
-What = Literal["gradients", "parameters", "buffers"]
-# in the order of a step: an error makes everything after it wrong
-IN_ORDER: tuple[What, ...] = ("gradients", "parameters", "buffers")
 
 
 @dataclass(frozen=True)
@@ -30,50 +30,6 @@ class Rung:
     max_abs_diff: float | None
     verdict: CheckVerdict
     detail: str
-
-
-@dataclass(frozen=True)
-class Difference:
-    """The first tensor that differs, and the ranks with the difference."""
-
-    step: int
-    what: What
-    tensor: str
-    ranks: list[int]
-
-
-def of_kind(rows: Rows, kind: str) -> list[Mapping[str, Any]]:
-    """Return the rows of a ``kind``."""
-    return [row for row in rows if row["kind"] == kind]
-
-
-def hashes_of(rows: Rows) -> dict[tuple[int, int], Mapping[str, Any]]:
-    """Return the rows with hashes of tensors, by step and rank."""
-    return {(row["step"], row["rank"]): row for row in of_kind(rows, "tensors")}
-
-
-def first_difference(
-    run: Rows, other: Rows, whats: Sequence[What] = IN_ORDER
-) -> Difference | None:
-    """Find the first hash that differs or is present in only one of the runs.
-
-    The order is by step, then by ``whats``, rank, and name as recorded.
-    """
-    ours, theirs = hashes_of(run), hashes_of(other)
-    for step in sorted({step for step, _ in ours}):
-        ranks = sorted(rank for s, rank in ours if s == step)
-        for what in whats:
-            differ: dict[str, list[int]] = {}
-            for rank in ranks:
-                mine = ours[step, rank][what]
-                wanted = theirs.get((step, rank), {}).get(what, {})
-                for name in dict.fromkeys([*mine, *wanted]):
-                    if mine.get(name) != wanted.get(name):
-                        differ.setdefault(name, []).append(rank)
-            # the first name that differs on any rank, with all its ranks
-            for tensor, found in differ.items():
-                return Difference(step, what, tensor, found)
-    return None
 
 
 def rung_of(entry: Mapping[str, Any]) -> Rung:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from minitrain.proof.bits import Rows, of_kind
+from minitrain.proof.evidence import Rows, of_kind
 from minitrain.train.config import RunConfig
 from minitrain.train.rng import untouched_random_state
 from minitrain.train.step_record import sha256_tensor

@@ -10,14 +10,12 @@ import torch
 
 from minitrain.analysis.verdicts import FINE, ONE_MEMORY, CheckVerdict
 from minitrain.proof.bits import (
-    IN_ORDER,
     Rung,
     bits_rung,
     data_rung,
     hashes_rung,
     losses_rung,
     not_run,
-    of_kind,
     precision_rung,
     ranks_rung,
     reduced_once_rung,
@@ -26,7 +24,7 @@ from minitrain.proof.bits import (
     unwatched_rung,
     without_bits,
 )
-from minitrain.proof.evidence import Evidence
+from minitrain.proof.evidence import IN_ORDER, Evidence, of_kind
 from minitrain.proof.forward import forward_of
 from minitrain.proof.replay import Hosts, reduction_of
 from minitrain.proof.tolerances import COMPARABLE, Twin, one_process_rungs

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from minitrain.core.errors import EvidenceError
 from minitrain.core.progress import progress
 from minitrain.data.cut import Batches
-from minitrain.proof.bits import Rows, of_kind
-from minitrain.proof.evidence import Evidence, evidence_of
+from minitrain.proof.evidence import Evidence, Rows, evidence_of, of_kind
 from minitrain.sync.strategy import Strategy, copy_buffers, load_buffers, trained
 from minitrain.train.config import RunConfig, plain_optimizer
 from minitrain.train.observer import shares_of_loss

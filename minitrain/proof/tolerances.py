@@ -12,14 +12,8 @@ import torch
 from torch import Tensor
 
 from minitrain.analysis.verdicts import CheckVerdict
-from minitrain.proof.bits import (
-    Rung,
-    Tensors,
-    data_rung,
-    first_nan,
-    not_run,
-)
-from minitrain.proof.evidence import Evidence
+from minitrain.proof.bits import Rung, data_rung, first_nan, not_run
+from minitrain.proof.evidence import Evidence, Tensors
 from minitrain.proof.forward import forward_of
 from minitrain.proof.ulp import distance, gaps
 from minitrain.train.config import RunConfig
