@@ -15,7 +15,7 @@ from minitrain.core.errors import EvidenceError, run_stage
 from minitrain.core.files import open_atomic, read_json, write_json
 from minitrain.core.params import load_params
 from minitrain.core.provenance import require_same_build
-from minitrain.proof.runs import ladder_of_run, reference_of
+from minitrain.proof.runs import ladders
 from minitrain.report.breach import breach_line, refuse
 from minitrain.train.config import config_of
 
@@ -33,11 +33,10 @@ def main() -> None:
     require_same_build({str(file): read_json(file, "torch") for file in files})
 
     config = config_of(params, SHARDS, 1)
-    one, twin = reference_of(params, config, EVIDENCE)
     verdicts = {}
-    for run in params.runs():
+    for run, rungs in ladders(params, config, EVIDENCE):
         evidence = EVIDENCE / run / "evidence.json"
-        described = as_dicts(ladder_of_run(run, params, config, one, twin, EVIDENCE))
+        described = as_dicts(rungs)
         verdict, rests_on = verdict_of(described)
         verdicts[run] = {
             "verdict": verdict,

@@ -33,8 +33,8 @@ WITHOUT_SYNC = (("sync", PLAIN),)
 
 @dataclass(frozen=True)
 class Arm:
-    """One way to train the same global batch: ``changes`` to ``train`` of params.yaml,
-    ``timed`` with the hook of the training stage, ``stamped`` with its clock.
+    """One way to train the same global batch: with ``changes`` to ``train`` of
+    params.yaml, ``timed`` with the hook and the clock of the training stage.
     """
 
     name: str
@@ -42,7 +42,6 @@ class Arm:
     threads: int
     changes: tuple[tuple[str, Any], ...] = ()
     timed: bool = False
-    stamped: bool = False
 
     def params(self, params: Params) -> Params:
         """Return ``params`` with the changes of this arm."""
@@ -60,19 +59,6 @@ def no_sync_arm(name: str, processes: int, threads: int) -> Arm:
     return Arm(name, processes, threads, WITHOUT_SYNC)
 
 
-def only_ddp(params: Params) -> Params:
-    """Return ``params`` for stock DDP with default settings, as studies use it."""
-    return params.with_train(
-        sync="ddp",
-        fused_optimizer=False,
-        grad_accumulation_steps=1,
-        precision="float32",
-        bucket_cap_mb=None,
-        overlap=True,
-        find_unused_parameters=False,
-    )
-
-
 def arms_of(params: Params) -> list[Arm]:
     """Return the arms configured by ``params``, in the order of their first turn."""
     threads = params.train.threads_per_process
@@ -83,7 +69,6 @@ def arms_of(params: Params) -> list[Arm]:
             usable_cores() if arm.kind is Kind.ALL_CORES else threads,
             () if arm.kind is Kind.SYNC else WITHOUT_SYNC,
             timed=arm.timed,
-            stamped=arm.timed,
         )
         for arm in baseline_arms(params.gloo.world_sizes)
     ]
@@ -97,7 +82,7 @@ class Contestant:
     ) -> None:
         self.arm, self.group, self.next_step = arm, group, 0
         config = config_of(params, shards, arm.processes)
-        observer = stamps_alone if arm.stamped else Observer
+        observer = stamps_alone if arm.timed else Observer
         self.worker = Worker(config, group=group, timed=arm.timed, observer=observer)
 
     def train(self, steps: Iterable[int]) -> None:

@@ -1,1 +1,1 @@
-"""The ladder for any model, and faults that it must catch."""
+"""The ladder for any model, batches and loss."""

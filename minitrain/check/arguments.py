@@ -1,4 +1,4 @@
-"""Arguments of ``check_data_parallel``: a run, or one line on what is wrong."""
+"""Validation of the arguments of ``check_data_parallel``, with a trial of the model."""
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -11,23 +11,24 @@ from pydantic import Field
 from torch import nn
 
 from minitrain.analysis.verdicts import VERDICTS
-from minitrain.check.preflight import refuse_model
-from minitrain.check.trial import in_memory_of
+from minitrain.check.trial import alone, in_memory_of
 from minitrain.core.errors import UserError, lines_of
 from minitrain.core.schema import Count, PositiveFloat, Section, Seed, validated
 from minitrain.data.batches import causal_lm_loss
 from minitrain.data.cut import InMemory, count_targets, tensors_of
+from minitrain.model.factory import Wrapped, computed_loss, make_model, try_model
 from minitrain.sync.catalog import find_strategy
 from minitrain.sync.guarantees import Defaults, Tuning
-from minitrain.sync.strategy import Strategy
+from minitrain.sync.stock import StockDDP
+from minitrain.sync.strategy import Strategy, copy_buffers, load_buffers, trained
 from minitrain.train.config import OptimizerName, RunConfig
-from minitrain.train.precision import Name
-from minitrain.train.rng import untouched_random_state
+from minitrain.train.precision import Name, Precision
+from minitrain.train.rng import seed_everything, untouched_random_state
 
-# pytest leaves these functions out: between the call and the message nothing is told
+# pytest omits these functions from the traceback that it shows
 __tracebackhide__ = True
 
-# the section of params.yaml that has what is an argument here
+# the section of params.yaml whose keys are arguments here
 SECTION = re.compile(r"(?<!')\btrain\.")
 TwoOrMore = Annotated[int, Field(ge=2)]
 
@@ -51,14 +52,16 @@ class Settings(Section):
 
 
 def by_argument(error: Exception) -> Exception:
-    """Return ``error`` in the words of a call, and as if it were raised anew."""
+    """Return ``error`` without its traceback, with the names of arguments instead of
+    keys of params.yaml.
+    """
     if isinstance(error, UserError):
         error.args = tuple(SECTION.sub("", line) for line in lines_of(error))
     return error.with_traceback(None)
 
 
 def plain(value: Any) -> Any:
-    """Return a number of NumPy as one of Python, and other values as they are."""
+    """Convert a NumPy number to a Python number; return other values unchanged."""
     return value.item() if isinstance(value, np.generic) else value
 
 
@@ -70,7 +73,7 @@ def as_config(
     accept: Collection[str],
     **settings: Any,
 ) -> RunConfig:
-    """Return the run that the arguments describe; UserError where there is none."""
+    """Return the run that the arguments describe. Raises UserError for invalid ones."""
     known = isinstance(accept, Collection) and all(v in VERDICTS for v in accept)
     if not known or not accept:
         allowed = ", ".join(VERDICTS)
@@ -109,7 +112,7 @@ def _batches(batches: Iterable[Any], steps: int | None) -> Sequence[Any]:
         kind = type(batches).__name__
         raise UserError(f"batches: is a {kind}, must be an iterable of global batches")
     if not isinstance(batches, Sequence):
-        # a loader may shuffle: the ranks and their replay need the same batches
+        # a loader may shuffle, but ranks and replay need the same batches
         with untouched_random_state():
             batches = list(islice(iter(batches), steps))
     if not batches:
@@ -121,7 +124,7 @@ def _number(count: Callable[[Any], Any]) -> Callable[[Any], int]:
     def number(batch: Any) -> int:
         found = count(batch)
         try:
-            # many a count is a tensor
+            # a count may be a tensor
             whole = int(found)
         except (TypeError, ValueError, RuntimeError):
             whole = -1
@@ -147,7 +150,7 @@ def refuse_what_cannot_be(config: RunConfig, world_size: int) -> None:
             )
         _refuse_batch(f"batches[{index}]", batch, parts)
     _refuse_counts(config, data, shards)
-    refuse_model(config, world_size)
+    _refuse_model(config, world_size)
 
 
 def _refuse_batch(name: str, batch: Any, parts: int) -> None:
@@ -169,7 +172,7 @@ def _refuse_batch(name: str, batch: Any, parts: int) -> None:
 
 
 def _uncut(batch: Any, where: str = "") -> Iterator[tuple[str, Any]]:
-    # sequences that ``cut`` hands on as they are
+    # sequences that ``cut`` would pass on whole
     is_list = isinstance(batch, Sequence) and not isinstance(batch, str | bytes)
     if isinstance(batch, np.ndarray) and batch.ndim:
         yield where, batch
@@ -192,8 +195,62 @@ def _refuse_counts(config: RunConfig, data: InMemory, shards: int) -> None:
                 f"counts, {' + '.join(map(str, counted))}"
             )
         if 0 in counted:
-            # the mean over no target is no number, and no weight makes it one
+            # the mean over no target is NaN, and so is its product with a weight of 0
             raise UserError(
                 f"batches[{step}]: the part of shard {parts[counted.index(0)].shard} "
                 f"(of {shards}) has no target"
             )
+
+
+@alone()
+def _refuse_model(config: RunConfig, world_size: int) -> None:
+    first, second = _made(config), _made(config)
+    both = {id(parameter) for parameter in trained(first).values()}
+    shared = [name for name, p in trained(second).items() if id(p) in both]
+    if first is second or shared:
+        what = "the same module" if first is second else f"the same {shared[0]}"
+        raise UserError(
+            f"factory: returned {what} twice, must make a new one each time"
+        )
+    for name, module in second.named_modules():
+        if isinstance(module, nn.SyncBatchNorm):
+            raise UserError(
+                f"model: {name or 'it'} is a SyncBatchNorm, which computes on GPUs "
+                "only; check runs on CPUs: build it with BatchNorm, and convert it "
+                "(convert_sync_batchnorm) where you train"
+            )
+    part = config.batches([0], config.num_shards(world_size)).micro_batches(0)[0]
+    loss = in_memory_of(config).loss
+    own_loss = None if loss is causal_lm_loss else loss
+    with Precision(config.precision).autocast():
+        try:
+            unused = config.tuning.find_unused_parameters
+            try_model(first, part, loss=own_loss, may_leave_unused=unused)
+        except UserError as error:
+            if own_loss is not None:
+                raise
+            without = "without a loss of yours, model(**batch).loss is computed"
+            raise UserError(f"{error}; {without}") from None
+        if own_loss is not None and issubclass(config.sync, StockDDP):
+            computed_loss(Wrapped(first), part, own_loss)
+        # a replay restores random generators and buffers, but no other state
+        buffers, losses = copy_buffers(second), []
+        for _ in range(2):
+            load_buffers(second, buffers)
+            seed_everything(config.seed)
+            losses.append(loss(second, part.inputs).item())
+    once, again = losses
+    if once != again:
+        raise UserError(
+            f"model: the same samples, seed and buffers give a loss of {once:.6g} and "
+            f"{again:.6g}; what it draws must come from the global generators, what it "
+            "or the loss remembers must be a buffer of it"
+        )
+
+
+def _made(config: RunConfig) -> nn.Module:
+    if isinstance(config.factory, nn.Module):
+        kind = type(config.factory).__name__
+        raise UserError(f"factory: is a {kind}, must be a function that makes one")
+    seed_everything(config.seed)
+    return make_model(config.factory, "factory")

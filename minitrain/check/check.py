@@ -1,4 +1,4 @@
-"""``check_data_parallel``: the ladder for any model, from one's own test."""
+"""``check_data_parallel``: the ladder for any model, from a user's test."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -71,7 +71,7 @@ class Ladder:
     @property
     def verdict(self) -> RunVerdict:
         """``proven`` (the bits of a replay, and a witness that shares no code with the
-        run), ``proven in eval mode`` (training draws random numbers that are no
+        run), ``proven in eval mode`` (training draws random numbers other than
         dropout), ``replay only``, ``undecided`` (strategies that promise no bits) or
         ``breach``.
         """
@@ -94,8 +94,8 @@ class Ladder:
 
     @property
     def holds(self) -> bool:
-        """All is right that can be compared. A forward pass that communicates
-        has no replay: one process with the whole batch and the witness take its place.
+        """True if everything that can be compared is right. A forward pass that
+        communicates has no replay; one process and the witness must agree instead.
         """
         if not self.communicates:
             return self.verdict == "proven"
@@ -112,7 +112,7 @@ class Ladder:
 
     @property
     def breaches(self) -> list[str]:
-        """The names of the rungs that are."""
+        """Names of the rungs that are a breach."""
         return [name for name, r in self.rungs.items() if r.verdict == "breach"]
 
     def __str__(self) -> str:
@@ -143,25 +143,28 @@ def check_data_parallel(
     accept: Collection[RunVerdict] = PROVEN,
     show: bool = False,
 ) -> Ladder:
-    """Train ``factory()`` with ``world_size`` processes and prove that it is right.
+    """Train ``factory()`` with ``world_size`` processes and check the result.
 
-    - ``factory`` makes a new model at each call, in every process.
-    - ``batches``: global batches of B samples each, at least one for each process:
-      tensors of shape (B, ...), or lists, tuples and mappings of them. A DataLoader,
-      or another iterable, is read once, ``steps`` of it.
-    - ``loss(model, batch)``: a 0-dim tensor, the mean over the targets of a batch
-      (default: ``model(**batch).loss``, as of Hugging Face's causal models);
-      ``count(batch)``: how many these are (default: :func:`count_targets`).
-    - ``sync``: a strategy's name or class, held to what it promises; ``tuning`` it.
-    - ``steps``: at least 2, one for each batch unless given. ``timeout_s``: seconds
-      for each start of the processes. ``seed``: rank 0's; rank r has ``seed + r``.
-    - ``atol``: of a final parameter, against one process in float32 with AdamW at a
-      rate of 3e-4; it grows with the rate. SGD and float64 have limits of their own.
+    - ``factory()`` makes a new model at each call, in every process.
+    - ``batches``: global batches of B samples, at least one for each process: tensors
+      of shape (B, ...), or lists, tuples and mappings of them. A DataLoader or another
+      iterable is read once, up to ``steps`` batches.
+    - ``loss(model, batch)`` returns a 0-dim tensor, the mean over the targets of a
+      batch (default: ``model(**batch).loss``, as in Hugging Face's causal models), and
+      ``count(batch)`` their number (default: :func:`count_targets`).
+    - ``sync``: name or class of a strategy, compared with its promises; ``tuning``: its
+      settings.
+    - ``steps``: at least 2 (default: one for each batch). ``timeout_s``: limit in
+      seconds for each start of the processes. ``seed``: of rank 0; rank r has
+      ``seed + r``.
+    - ``atol``: allowed difference of a final parameter from one process, in float32
+      with AdamW at a rate of 3e-4; it grows with the rate. SGD and float64 have limits
+      of their own.
     - ``show``: report progress on stderr.
 
-    Returns the ladder. Raises EvidenceError with the ladder and the first difference
-    unless you ``accept`` its verdict; UserError, one line, for arguments that cannot be
-    and for a model or loss that fails; RankError for a process that does.
+    Returns the ladder. Raises EvidenceError, with the ladder and the first difference,
+    for a verdict that is not in ``accept``; UserError for invalid arguments or a model
+    or loss that fails; RankError for a process that fails.
     """
     given = {**locals()}
     __tracebackhide__ = True
@@ -199,12 +202,11 @@ def examine(
     timeout_s: float = 300,
     show: bool = False,
 ) -> Ladder:
-    """Return the ladder of ``config``; ``inject`` spoils the ranks.
+    """Return the ladder of ``config``; ``inject`` plants a fault in each rank.
 
-    ``run`` and ``one`` (process), where they are there already, are not made again.
-    ``timeout_s``: seconds for each start of the processes. ``show``: report progress on
-    stderr. Raises UserError for a loss that is not finite, RankError for a process that
-    fails.
+    ``run`` and ``one`` (process) are trained here unless given. ``timeout_s``: limit in
+    seconds for each start of the processes. ``show``: report progress on stderr. Raises
+    UserError for a loss that is not finite, RankError for a process that fails.
     """
     ranks, replay, judge, alone = TITLES if show else [""] * len(TITLES)
     run = run or run_ranks(config, world_size, inject, timeout_s=timeout_s, show=ranks)
@@ -218,12 +220,12 @@ def examine(
     beside = one or _beside(config, run, world_size, alone)
     twin = cache(partial(run_twin, config, show=alone))
     rungs = ladder(own, config, run, beside, twin, atol)
-    # in memory a sample is told by its content, which batches may hold twice
+    # in memory, samples are identified by content, and batches may repeat one
     del rungs["one_process_data"]
 
     def explain(step: int, what: What, ranks: list[int]) -> Why:
         if config.precision == "fp16" or config.num_shards(world_size) != world_size:
-            # the patterns are those of one gradient a rank, on the scale of the loss
+            # known patterns are of one gradient per rank, without a loss scale
             return UNKNOWN
         spoilt = run_ranks(config, world_size, inject, step, timeout_s)
         right = run_replay(config, run, world_size, keep=step).values[0]
@@ -244,7 +246,7 @@ def _communicates(collectives: Sequence[str]) -> str:
 def _beside(
     config: RunConfig, run: Evidence, world_size: int, show: str
 ) -> Evidence | str:
-    # or why nothing of it would be compared
+    # the run of one process, or the reason why nothing would be compared with it
     parts = config.num_shards(world_size) * config.grad_accumulation_steps
     if collectives_of(run.rows) and parts != world_size:
         return "each collective combines one micro-batch of each rank, not the batch"
@@ -265,8 +267,8 @@ def _shares(config: RunConfig, step: int, world_size: int) -> list[float]:
 def witness(
     config: RunConfig, run: Evidence, world_size: int, show: str = ""
 ) -> dict[str, Any]:
-    """Return the rungs of the witness, which is given nothing but what the caller gave;
-    ``show`` names a progress bar, of the losses that it computes.
+    """Return the rungs of the witness, which receives only the user's model, loss and
+    batches, and the record; ``show`` names a progress bar over the losses it computes.
     """
     data, guarantees = in_memory_of(config), config.sync.guarantees
     losses = progress(count(), show, show=bool(show))

@@ -1,9 +1,8 @@
-"""A run that is tried from a test: by ranks of its own, and by their replay."""
+"""Runs of a check: by ranks, by their replay, and by one process."""
 
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,15 +13,13 @@ from torch import Tensor
 from minitrain.bench.ledger import forward_collectives
 from minitrain.comm.groups import distributed
 from minitrain.core.files import writing
-from minitrain.core.params import Params
-from minitrain.data.batches import causal_lm_loss
-from minitrain.data.cut import InMemory, count_targets
+from minitrain.data.cut import InMemory
 from minitrain.harness.launcher import launch
 from minitrain.harness.run_dir import private_folder
 from minitrain.proof import runs
 from minitrain.proof.evidence import Evidence, evidence_of
 from minitrain.proof.replay import replay
-from minitrain.train.config import RunConfig, config_of, whole_batches
+from minitrain.train.config import RunConfig
 from minitrain.train.observer import StepObserver
 from minitrain.train.rng import untouched_random_state
 from minitrain.train.run import Inject, run_rank
@@ -35,12 +32,12 @@ LEAST_MAPPED_BYTES = 1 << 16
 
 @contextmanager
 def alone(threads: int | None = 1) -> Iterator[None]:
-    """Compute as a world of one process, with as many ``threads`` as each rank has
-    unless told (None: with all), and restore threads and random state afterwards.
+    """Compute as one process with ``threads`` (default: as many as each rank; None:
+    all), and restore threads and random state afterwards.
     """
     usual = torch.get_num_threads()
     with ExitStack() as group, untouched_random_state():
-        # for a model that calls collectives: those of one rank are the identity
+        # a model may call collectives, which are the identity in a world of one
         if not dist.is_initialized() and "RANK" not in os.environ:
             group.enter_context(distributed())
         try:
@@ -52,9 +49,9 @@ def alone(threads: int | None = 1) -> Iterator[None]:
 
 
 class SavedTensors(dict[str, Tensor]):
-    """Saves each tensor that it is given (by ``STEP/KIND/NAME``) to a file in
-    ``folder`` and keeps none: a pipe would hold the record of a large model three times
-    over. Without a ``folder`` nothing is saved.
+    """Dictionary that saves each tensor (by ``STEP/KIND/NAME``) to a file in ``folder``
+    and keeps none, since pickling the record of a large model needs three times its
+    memory. Without a ``folder`` nothing is saved.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -69,7 +66,7 @@ class SavedTensors(dict[str, Tensor]):
         if self._folder is not None:
             file = self._folder / f"{len(self.files)}.pt"
             with writing(file):
-                # a view would bring along all that it is a view of
+                # of a view, torch.save() stores the whole storage
                 torch.save(tensor.detach().cpu().clone(), file)
             self.files[key] = str(file)
 
@@ -91,9 +88,9 @@ def run_ranks(
     timeout_s: float = 300,
     show: str = "",
 ) -> Evidence:
-    """Train in ``world_size`` processes over gloo; ``inject`` spoils each of them, of
-    step ``keep`` the values are kept, ``show`` names a progress bar. Raises RankError
-    for a process that fails or takes more than ``timeout_s`` seconds.
+    """Train in ``world_size`` processes over gloo; ``inject`` plants a fault in each,
+    ``keep`` is a step whose values are kept, ``show`` names a progress bar. Raises
+    RankError for a process that fails or takes more than ``timeout_s`` seconds.
     """
     with private_folder() as folder:
         finished: list[TrainResult] = launch(
@@ -118,11 +115,11 @@ def _be_a_rank(
     folder: Path,
     show: str,
 ) -> TrainResult:
-    """Be one rank; of its tensors it returns the files in ``folder``."""
+    """Train as one rank; return tensors as the names of files in ``folder``."""
     torch.set_num_threads(1)
     limit = max(1, int(timeout_s))
     with distributed(timeout_s=limit) as (rank, _):
-        # the same everywhere, as their hashes say: those of one rank are enough
+        # equal on all ranks, as their hashes show, so rank 0 alone saves them
         sampled = SavedTensors(None if rank else folder / "sampled")
 
         def observer(worker: Worker) -> StepObserver:
@@ -151,8 +148,7 @@ def run_replay(
     show: str = "",
 ) -> Evidence:
     """Repeat ``run`` here, rank after rank; ``show`` names a progress bar."""
-    again = replay(config, run.rows, world_size, keep=keep, show=show)
-    return evidence_of(again.results, [again.state], values=[again.values])
+    return replay(config, run.rows, world_size, keep=keep, show=show)
 
 
 # one process with the whole batches; the same from a start one ULP away
@@ -160,16 +156,7 @@ run_alone = alone()(runs.run_one_process)
 run_twin = alone()(runs.run_twin)
 
 
-def in_memory(params: Params, shards: Path, num_steps: int) -> RunConfig:
-    """Return the run of ``params`` with batches in memory; ``shards``: a world-1."""
-    config = config_of(params, shards, 1)
-    batches = whole_batches(config).batches([0], 1)
-    whole = [batches.micro_batches(step)[0].inputs for step in range(num_steps)]
-    data = InMemory(whole, causal_lm_loss, count_targets)
-    return replace(config, data=data, steps=num_steps)
-
-
 def in_memory_of(config: RunConfig) -> InMemory:
-    """The batches of a run that is tried, which lie in memory."""
+    """Return the batches of a run, which are in memory."""
     assert isinstance(config.data, InMemory)
     return config.data

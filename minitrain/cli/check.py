@@ -152,8 +152,13 @@ def _announced(options: argparse.Namespace, steps: int) -> str:
 
 def _given(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     # arguments of a check, and how its text was shortened, if it was
-    from minitrain.check.import_target import find, find_factory
-    from minitrain.check.text_batches import STEPS, reading_for, text_batches
+    from minitrain.check.inputs import (
+        STEPS,
+        find,
+        find_factory,
+        reading_for,
+        text_batches,
+    )
 
     arguments = dict(map(_argument, options.arg))
     factory, block_size = find_factory(options.model, arguments)

@@ -21,7 +21,7 @@ from minitrain.compare.gradient_causes import (
     scaled,
 )
 from minitrain.compare.limits import CLOSE
-from minitrain.proof.first_difference import Rows, first_difference, of_kind
+from minitrain.proof.evidence import Rows, first_difference, of_kind
 from minitrain.recording.sketches import combination
 
 Tensors = Mapping[str, Tensor]

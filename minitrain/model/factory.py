@@ -86,9 +86,16 @@ def _load(path: Path) -> ModuleType:
     if not path.is_file():
         near = nearest_file(path)
         raise UserError(f"model.file = {str(path)!r}: no such file{near}")
-    spec = importlib.util.spec_from_file_location(f"model_file_{path.stem}", path)
-    if spec is None or spec.loader is None:
+    if path.suffix != ".py":
         raise UserError(f"model.file = {str(path)!r}: must be a Python file")
+    return execute(path)
+
+
+def execute(path: Path) -> ModuleType:
+    """Execute a user's Python file as a new module, and return the module."""
+    spec = importlib.util.spec_from_file_location(f"user_file_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     # dataclasses look up their module by name during its execution
     sys.modules[spec.name] = module

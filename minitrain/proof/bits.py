@@ -5,13 +5,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import Tensor
-
 from minitrain.analysis.verdicts import ALONE, CheckVerdict
-from minitrain.proof.first_difference import Rows, What, first_difference, of_kind
+from minitrain.proof.evidence import (
+    Rows,
+    Tensors,
+    What,
+    first_difference,
+    hashes_of,
+    of_kind,
+)
 from minitrain.proof.ulp import distance
-
-Tensors = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -41,9 +44,14 @@ def _breach(detail: str, gap: float | None = None) -> Rung:
 SAME = Rung(True, None, None, CheckVerdict.EQUAL, "")
 
 
+def without_bits(verdict: CheckVerdict, detail: str) -> Rung:
+    """Return a rung that compares no bits and measures no distance."""
+    return Rung(None, None, None, verdict, detail)
+
+
 def not_run(why: str) -> Rung:
     """Return a rung that does not apply here, with the reason."""
-    return Rung(None, None, None, CheckVerdict.NOT_RUN, why)
+    return without_bits(CheckVerdict.NOT_RUN, why)
 
 
 def ranks_rung(states: Sequence[Tensors]) -> Rung:
@@ -60,6 +68,7 @@ def ranks_rung(states: Sequence[Tensors]) -> Rung:
 def bits_rung(a: Tensors, b: Tensors) -> Rung:
     """Require that two sets of tensors have equal bits and no NaN."""
     apart = distance(a, b)
+    # equal NaN bytes show only that both sides broke in the same way
     if apart.bytes_equal and (nan := first_nan(a)):
         return Rung(True, None, None, CheckVerdict.BREACH, f"tensor {nan} holds NaN")
     if apart.bytes_equal:
@@ -75,16 +84,15 @@ def hashes_rung(
     first step and tensor that differ. If ``world_size`` is given, each of its ranks
     must have recorded some.
     """
-    ours, theirs = (
-        {(row["step"], row["rank"]): row[what] for row in of_kind(rows, "tensors")}
-        for rows in (run, other)
-    )
+    ours, theirs = hashes_of(run), hashes_of(other)
+    # a rank without rows would agree with a replay without them
     silent = sorted({*range(world_size or 0)} - {rank for _, rank in ours})
     if silent:
         return _breach(f"rank {silent[0]} recorded nothing")
     if not ours or ours.keys() != theirs.keys():
         return _breach("the recorded steps differ")
-    if what == "buffers" and not any([*ours.values(), *theirs.values()]):
+    rows = [*ours.values(), *theirs.values()]
+    if what == "buffers" and not any(row[what] for row in rows):
         return not_run("the model has no buffers")
     if found := first_difference(run, other, [what]):
         where = f"step {found.step}, tensor {found.tensor}, rank {found.ranks[0]}"
@@ -136,6 +144,7 @@ def data_rung(run: Rows, other: Rows) -> Rung:
     ours, theirs = (of_kind(rows, "batch") for rows in (run, other))
     for step, (a, b) in enumerate(zip(ours, theirs, strict=False)):
         by_rank, others = a.get("ranks", ()), b.get("ranks", ())
+        # between different world sizes only the global batch can be compared
         swapped = len(by_rank) == len(others) and by_rank != others
         if a["sha256"] != b["sha256"] or swapped:
             return _breach(f"first at step {step}")
@@ -148,7 +157,7 @@ def trained_rung(run: Rows) -> Rung:
     """Require that parameters changed between the first and the last recorded step."""
     tensors = of_kind(run, "tensors")
     if not tensors:
-        return Rung(None, None, None, CheckVerdict.BREACH, "nothing was recorded")
+        return without_bits(CheckVerdict.BREACH, "nothing was recorded")
     first = min(tensors, key=lambda row: row["step"])
     last = max(tensors, key=lambda row: row["step"])["parameters"]
     trained = first["gradients"]
@@ -157,9 +166,7 @@ def trained_rung(run: Rows) -> Rung:
     if moved and len(moved) < len(trained):
         still = [name for name in trained if name not in moved]
         detail += f", not {', '.join(still[:3])}{', ...' if still[3:] else ''}"
-    return Rung(
-        None, None, None, CheckVerdict.PASSED if moved else CheckVerdict.BREACH, detail
-    )
+    return without_bits(CheckVerdict.PASSED if moved else CheckVerdict.BREACH, detail)
 
 
 def reduced_once_rung(run: Rows) -> Rung:
@@ -167,7 +174,7 @@ def reduced_once_rung(run: Rows) -> Rung:
     layouts = of_kind(run, "buckets")
     trained = {n for row in of_kind(run, "tensors") for n in row["gradients"]}
     if not layouts:
-        return Rung(None, None, None, CheckVerdict.BREACH, "nothing was reduced")
+        return without_bits(CheckVerdict.BREACH, "nothing was reduced")
     for row in layouts:
         names = [name for bucket in row["buckets"] for name in bucket["parameters"]]
         often = [name for name, count in Counter(names).items() if count > 1]
@@ -175,8 +182,8 @@ def reduced_once_rung(run: Rows) -> Rung:
         if often or never:
             what = "reduced more than once" if often else "never reduced"
             detail = f"step {row['step']}: {(often or never)[0]} is {what}"
-            return Rung(None, None, None, CheckVerdict.BREACH, detail)
-    return Rung(None, None, None, CheckVerdict.PASSED, f"{len(trained)} tensors")
+            return without_bits(CheckVerdict.BREACH, detail)
+    return without_bits(CheckVerdict.PASSED, f"{len(trained)} tensors")
 
 
 def first_nan(tensors: Tensors) -> str | None:

@@ -1,14 +1,24 @@
-"""Evidence on a run, its replay or one process: the input of a ladder."""
+"""Evidence on a run, its replay or one process: the input of a ladder.
+
+The first difference between the hashes of two runs is found here too. The replay stage
+imports this file, so it must not import verdicts.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from torch import Tensor
 
 from minitrain.core.files import read_csv, read_jsonl
-from minitrain.proof.bits import Tensors
-from minitrain.proof.first_difference import Rows
 from minitrain.train.step_record import TrainResult, load_tensors, mean_losses, rows_of
+
+Tensors = Mapping[str, Tensor]
+Rows = Sequence[Mapping[str, Any]]
+What = Literal["gradients", "parameters", "buffers"]
+# in the order of a step: an error makes everything after it wrong
+IN_ORDER: tuple[What, ...] = ("gradients", "parameters", "buffers")
 
 
 @dataclass(frozen=True)
@@ -76,3 +86,47 @@ def read_evidence(
         sampled=load_tensors(folder / "sampled.pt") if sampled else {},
         **more,
     )
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first tensor that differs, and the ranks with the difference."""
+
+    step: int
+    what: What
+    tensor: str
+    ranks: list[int]
+
+
+def of_kind(rows: Rows, kind: str) -> list[Mapping[str, Any]]:
+    """Return the rows of a ``kind``."""
+    return [row for row in rows if row["kind"] == kind]
+
+
+def hashes_of(rows: Rows) -> dict[tuple[int, int], Mapping[str, Any]]:
+    """Return the rows with hashes of tensors, by step and rank."""
+    return {(row["step"], row["rank"]): row for row in of_kind(rows, "tensors")}
+
+
+def first_difference(
+    run: Rows, other: Rows, whats: Sequence[What] = IN_ORDER
+) -> Difference | None:
+    """Find the first hash that differs or is present in only one of the runs.
+
+    The order is by step, then by ``whats``, rank, and name as recorded.
+    """
+    ours, theirs = hashes_of(run), hashes_of(other)
+    for step in sorted({step for step, _ in ours}):
+        ranks = sorted(rank for s, rank in ours if s == step)
+        for what in whats:
+            differ: dict[str, list[int]] = {}
+            for rank in ranks:
+                mine = ours[step, rank][what]
+                wanted = theirs.get((step, rank), {}).get(what, {})
+                for name in dict.fromkeys([*mine, *wanted]):
+                    if mine.get(name) != wanted.get(name):
+                        differ.setdefault(name, []).append(rank)
+            # the first name that differs on any rank, with all its ranks
+            for tensor, found in differ.items():
+                return Difference(step, what, tensor, found)
+    return None

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from minitrain.proof.first_difference import Rows, of_kind
+from minitrain.proof.evidence import Rows, of_kind
 from minitrain.train.config import RunConfig
 from minitrain.train.rng import untouched_random_state
 from minitrain.train.step_record import sha256_tensor
@@ -37,7 +37,7 @@ class Forward:
         """Clause that names the changed buffers; empty without any."""
         return f"{CHANGES} {_some(self.changed)}" if self.changed else ""
 
-    def lacks(self, state: Iterable[str]) -> str:
+    def omits(self, state: Iterable[str]) -> str:
         """Return a clause that names the changed buffers in ``state``, or ""."""
         left_out = [name for name in state if name in self.changed]
         return f"without {_some(left_out)}, which {CHANGES}" if left_out else ""

@@ -22,9 +22,9 @@ from minitrain.proof.bits import (
     rung_of,
     trained_rung,
     unwatched_rung,
+    without_bits,
 )
-from minitrain.proof.evidence import Evidence
-from minitrain.proof.first_difference import IN_ORDER, of_kind
+from minitrain.proof.evidence import IN_ORDER, Evidence, of_kind
 from minitrain.proof.forward import forward_of
 from minitrain.proof.replay import Hosts, reduction_of
 from minitrain.proof.tolerances import COMPARABLE, Twin, one_process_rungs
@@ -190,9 +190,9 @@ def reference_rung(
     if not worst <= 1:
         detail = f"the reference is not a sum: {where}: "
         detail += f"{worst:.3g} times what rounding explains"
-        return Rung(None, None, None, CheckVerdict.BREACH, detail)
+        return without_bits(CheckVerdict.BREACH, detail)
     detail = f"at most {worst:.2g} of the rounding limit"
-    return Rung(None, None, None, CheckVerdict.WITHIN, detail)
+    return without_bits(CheckVerdict.WITHIN, detail)
 
 
 def possible_hosts(strategy: type[Strategy], num_shards: int) -> list[Hosts]:

@@ -5,7 +5,6 @@ tree, a tree inside each host) over the recorded buckets, and steps the same opt
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from minitrain.core.errors import EvidenceError
 from minitrain.core.progress import progress
 from minitrain.data.cut import Batches
-from minitrain.proof.first_difference import Rows, of_kind
+from minitrain.proof.evidence import Evidence, Rows, evidence_of, of_kind
 from minitrain.sync.strategy import Strategy, copy_buffers, load_buffers, trained
 from minitrain.train.config import RunConfig, plain_optimizer
 from minitrain.train.observer import shares_of_loss
@@ -29,17 +28,6 @@ Reduction = Callable[[Sequence[Tensor]], Tensor]
 Hosts = list[list[int]]
 
 
-@dataclass
-class Replayed:
-    """Results of each shard's rank (the first holds the rows of all), the final state,
-    and the values of the step to keep.
-    """
-
-    results: list[TrainResult]
-    state: dict[str, Tensor]
-    values: dict[str, Any]
-
-
 def replay(
     config: RunConfig,
     rows: Rows,
@@ -48,13 +36,15 @@ def replay(
     show: str = "",
     keep: int | None = None,
     sampled: Iterable[int] = (),
-) -> Replayed:
+) -> Evidence:
     """Repeat in this process a run of ``world_size`` ranks that recorded ``rows``.
 
     Only the buckets, and the ranks of each host for strategies that first reduce within
-    hosts, come from the run. Equal bits require its number of threads. ``show`` names a
-    progress bar; ``keep`` is a step whose values are kept, ``sampled`` those whose
-    tensors are.
+    hosts, come from the run; without rows, all parameters are in one bucket. Equal bits
+    require its number of threads. ``show`` names a progress bar; ``keep`` is a step
+    whose values are kept, ``sampled`` those whose tensors are. The evidence has a
+    result per shard; the first holds the rows of all. Raises EvidenceError for rows
+    that contradict each other.
     """
     count, guarantees = config.num_shards(world_size), config.sync.guarantees
     streams = start_streams(config, count)
@@ -94,7 +84,8 @@ def replay(
         if step in recorder.steps:
             ranks = after if guarantees.own_buffers else [after[0]] * world_size
             recorder.state(step, precision.scaler.state_dict(), ranks)
-    return Replayed(results, dict(model.state_dict()), recorder.values)
+    state = dict(model.state_dict())
+    return evidence_of(results, [state], values=[recorder.values])
 
 
 def hosts_of_run(rows: Rows, world_size: int) -> Hosts:

@@ -6,7 +6,7 @@ fault: a perturbed run, started one ULP away (of the coarsest type that the mode
 to), measures it. ``evidence`` is the folder of the verify stage, a subfolder per run.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -20,10 +20,9 @@ from minitrain.comm.torch_private import TorchDispatchMode
 from minitrain.core.files import read_json, reading
 from minitrain.core.params import Params
 from minitrain.proof.bits import bits_rung, not_run, rung_of
-from minitrain.proof.evidence import Evidence, evidence_of, read_evidence
+from minitrain.proof.evidence import Evidence, read_evidence
 from minitrain.proof.ladder import Rungs, ladder
 from minitrain.proof.replay import replay
-from minitrain.proof.tolerances import Twin
 from minitrain.train.config import RunConfig, whole_batches
 from minitrain.train.precision import Precision
 from minitrain.train.rng import untouched_random_state
@@ -42,8 +41,7 @@ def run_one_process(
     alone = whole_batches(replace(config, steps=steps))
     start = dict(alone.start_model(0).state_dict())
     # sample the gradients of the first step; the early state is always included
-    done = replay(alone, [], 1, show=show, sampled=[0])
-    return evidence_of(done.results, [done.state], start=start)
+    return replace(replay(alone, [], 1, show=show, sampled=[0]), start=start)
 
 
 def run_twin(
@@ -116,43 +114,36 @@ def is_one_process(run: str, params: Params) -> bool:
     )
 
 
-def reference_of(
+def ladders(
     params: Params, config: RunConfig, evidence: Path
-) -> tuple[Evidence, Twin]:
-    """Return the reference run, trained if needed, and a trainer of perturbed runs."""
+) -> Iterator[tuple[str, Rungs]]:
+    """Yield the name and the complete ladder of every run.
+
+    Args:
+        params: Which runs there are.
+        config: The run of one process; it is trained here unless ``gloo-1`` is that.
+        evidence: The folder of the verify stage.
+
+    Raises:
+        OSError: A run has no evidence.
+        UserError: A file is damaged, or a loss is not finite.
+    """
     # records of other steps would not be compared
     alone = replace(config, hash_every=config.steps)
     twin = cache(partial(run_twin, alone, show="one process"))
     if any(is_one_process(run, params) for run in params.runs()):
-        return _read(ONE_PROCESS, config, evidence), twin
-    return run_one_process(alone, show="one process"), twin
-
-
-def ladder_of_run(
-    run: str,
-    params: Params,
-    config: RunConfig,
-    one: Evidence,
-    twin: Twin,
-    evidence: Path,
-) -> Rungs:
-    """Return the complete ladder of ``run``; ``one`` and ``twin`` are the result of
-    :func:`reference_of`. Raises OSError if a run has no evidence.
-    """
-    file = evidence / run / "evidence.json"
-    with reading(file):
-        recorded = read_json(file)["rungs"]
-        own = {name: rung_of(rung) for name, rung in recorded.items()}
-    beside = ITSELF if is_one_process(run, params) else one
-    return ladder(
-        own,
-        config,
-        _read(run, config, evidence),
-        beside,
-        twin,
-        params.equivalence.atol,
-        across_world_sizes(run, params, config, evidence),
-    )
+        one = _read(ONE_PROCESS, config, evidence)
+    else:
+        one = run_one_process(alone, show="one process")
+    for run in params.runs():
+        file = evidence / run / "evidence.json"
+        with reading(file):
+            recorded = read_json(file)["rungs"]
+            own = {name: rung_of(rung) for name, rung in recorded.items()}
+        reference = ITSELF if is_one_process(run, params) else one
+        found, atol = _read(run, config, evidence), params.equivalence.atol
+        more = across_world_sizes(run, params, config, evidence)
+        yield run, ladder(own, config, found, reference, twin, atol, more)
 
 
 def across_world_sizes(

@@ -12,14 +12,8 @@ import torch
 from torch import Tensor
 
 from minitrain.analysis.verdicts import CheckVerdict
-from minitrain.proof.bits import (
-    Rung,
-    Tensors,
-    data_rung,
-    first_nan,
-    not_run,
-)
-from minitrain.proof.evidence import Evidence
+from minitrain.proof.bits import Rung, data_rung, first_nan, not_run
+from minitrain.proof.evidence import Evidence, Tensors
 from minitrain.proof.forward import forward_of
 from minitrain.proof.ulp import distance, gaps
 from minitrain.train.config import RunConfig
@@ -75,7 +69,7 @@ def one_process_rungs(
         )
         limits = state_limits(kept, one.start, train, atol)
         rung = close_rung(ours, kept, limits, twins, explained=explained)
-        return _noted(rung, forward.lacks(theirs))
+        return _noted(rung, forward.omits(theirs))
 
     rungs = {"one_process_data": data_rung(run.rows, one.rows)}
     if forward.why:

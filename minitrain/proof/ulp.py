@@ -120,11 +120,6 @@ def same_kind(a: Tensor, b: Tensor) -> bool:
     return a.dtype == b.dtype and a.shape == b.shape
 
 
-def same(a: Tensor, b: Tensor) -> bool:
-    """Return whether dtype, shape and bytes are the same."""
-    return same_kind(a, b) and same_bits(a, b)
-
-
 def same_bits(a: Tensor, b: Tensor) -> bool:
     """Return whether tensors of one dtype and shape hold the same bytes."""
     x, y = (_flat(t).view(torch.uint8) for t in (a, b))

@@ -5,11 +5,23 @@ from typing import TypeVar
 
 from study_settings import Interleaved, load_study
 
-from minitrain.bench.arms import only_ddp
 from minitrain.core.errors import UserError
 from minitrain.core.params import Params, load_params
 
 T = TypeVar("T", bound=Interleaved)
+
+
+def only_ddp(params: Params) -> Params:
+    """Return ``params`` for stock DDP with default settings."""
+    return params.with_train(
+        sync="ddp",
+        fused_optimizer=False,
+        grad_accumulation_steps=1,
+        precision="float32",
+        bucket_cap_mb=None,
+        overlap=True,
+        find_unused_parameters=False,
+    )
 
 
 def load_interleaved(

@@ -1,13 +1,22 @@
 """Models and batches for injected bugs: two tiny models, batches of unequal lengths."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import torch
 from torch import Tensor, nn
 
+from minitrain.core.params import Params
 from minitrain.data.batches import IGNORE_INDEX, causal_lm_loss
 from minitrain.data.cut import InMemory, count_targets
 from minitrain.model.gpt import CausalOutput
 from minitrain.sync.stock import StockDDP
-from minitrain.train.config import OptimizerName, RunConfig
+from minitrain.train.config import (
+    OptimizerName,
+    RunConfig,
+    config_of,
+    whole_batches,
+)
 
 VOCAB_SIZE = 61
 WIDTH = 16
@@ -88,3 +97,12 @@ def make_run(
         steps=steps,
         seed=seed,
     )
+
+
+def in_memory(params: Params, shards: Path, num_steps: int) -> RunConfig:
+    """Return the run of ``params`` with batches in memory; ``shards``: a world-1."""
+    config = config_of(params, shards, 1)
+    batches = whole_batches(config).batches([0], 1)
+    whole = [batches.micro_batches(step)[0].inputs for step in range(num_steps)]
+    data = InMemory(whole, causal_lm_loss, count_targets)
+    return replace(config, data=data, steps=num_steps)

@@ -7,10 +7,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from interleaved import only_ddp
 from invariance_settings import Invariance
 from study_settings import load_study
 
-from minitrain.bench.arms import only_ddp
 from minitrain.core.errors import EvidenceError, UserError, run_stage
 from minitrain.core.files import each_row, read_jsonl, sha256_file, write_json
 from minitrain.core.params import Params, Train, load_params

@@ -12,10 +12,11 @@ import pandas as pd
 import torch
 from ladder_settings import Ladder
 from study_settings import load_study
+from subjects import in_memory
 from torch import nn
 
 from minitrain.check.check import examine
-from minitrain.check.trial import in_memory, run_alone, run_ranks
+from minitrain.check.trial import run_alone, run_ranks
 from minitrain.core.errors import run_stage
 from minitrain.core.files import open_atomic, write_json
 from minitrain.core.params import load_params

@@ -6,13 +6,13 @@ from functools import partial
 from typing import Any
 
 import pandas as pd
+from interleaved import only_ddp
 from link_rate import LOOPBACK
 from network_namespaces import Networks
 from network_runs import Found, Linked, Placed, compete
 from rows import ROOT
 from setting import NO_SYNC, Setting, name_of
 
-from minitrain.bench.arms import only_ddp
 from minitrain.comm.groups import distributed, is_main_process
 from minitrain.core.load import load_of
 from minitrain.core.params import Params, load_params

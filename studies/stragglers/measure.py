@@ -7,12 +7,12 @@ both kinds. Clock and verdict are the pipeline's.
 from pathlib import Path
 
 import pandas as pd
+from interleaved import only_ddp
 from slowed import why_no_quota
 from straggler_trials import trials
 from stragglers_settings import Stragglers
 from study_settings import load_study
 
-from minitrain.bench.arms import only_ddp
 from minitrain.core.errors import run_stage
 from minitrain.core.files import open_atomic, write_json
 from minitrain.core.load import Usage, load_of

@@ -9,11 +9,11 @@ from typing import Any
 import pandas as pd
 from interleaved import load_interleaved
 from strategies_settings import Strategies
+from subjects import in_memory
 
 from minitrain.analysis.account import account, means, summarize
 from minitrain.bench.ledger import count_step
 from minitrain.check.check import examine
-from minitrain.check.trial import in_memory
 from minitrain.core.errors import UserError, run_stage
 from minitrain.core.files import read_json, write_json
 from minitrain.core.params import Params

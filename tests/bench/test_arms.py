@@ -22,7 +22,6 @@ from minitrain.bench.arms import (
     enter,
     measure,
     no_sync_arm,
-    only_ddp,
     take_turns,
 )
 from minitrain.bench.ledger import CollectiveLedger
@@ -115,12 +114,6 @@ def test_barriers_enclose_the_timed_steps_of_a_turn(
     begins = ["threads 3", "train [0]", "barrier", "clock"]
     assert seen == [*begins, "train [1, 2]", "barrier", "clock", "loss"]
     assert tokens == 10
-
-
-def test_studies_begin_with_ddp_alone() -> None:
-    other = params(2).with_train(sync="shm", precision="bf16", overlap=False)
-    assert only_ddp(other).train == only_ddp(params(2)).train
-    assert only_ddp(other).train.sync == "ddp"
 
 
 def tokens_of_a_turn() -> int:

@@ -4,7 +4,6 @@ import ast
 import importlib
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,12 +12,10 @@ import numpy as np
 import pytest
 import torch
 from one_line import refusal
-from subjects import Bigrams, batch_norm, make_run, plain
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import minitrain
-from minitrain.check.arguments import refuse_what_cannot_be
 from minitrain.check.check import NO_COUNT, check_data_parallel
 from minitrain.core.errors import EvidenceError, RankError, UserError
 from minitrain.data.cut import count_targets
@@ -133,15 +130,6 @@ class Scaled(WithLinear):
         return self.linear(x) * self.logit_scale
 
 
-class OwnDropout(WithLinear):
-    def __init__(self) -> None:
-        super().__init__()
-        self.chance = torch.Generator().manual_seed(0)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x * (torch.rand(x.shape, generator=self.chance) > 0.5))
-
-
 class Counts(WithLinear):
     """Computes something else in each pass."""
 
@@ -191,10 +179,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"loss": vector}, f"{GIVEN} is a tensor of shape (4,); it must be 0-dim"),
     (
-        {"loss": lambda model, batch: squares(model, batch).item() * 0 + 0.5},
-        f"{GIVEN} is 0.5; it must be one finite 0-dim tensor",
-    ),
-    (
         {"loss": lambda model, batch: squares(model, batch).detach()},
         f"model: none of its parameters can be trained by {GIVEN}, which has no grad",
     ),
@@ -236,7 +220,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"factory": synchronized},
         "model: 0 is a SyncBatchNorm, which computes on GPUs only",
     ),
-    ({"factory": OwnDropout}, AGAIN),
     ({"factory": Counts}, AGAIN),
     (
         {"factory": Scaled, "sync": "powersgd", "steps": 12},
@@ -244,25 +227,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"sync": "powersdg"}, f"sync = 'powersdg': {SYNCS} (did you mean powersgd?)"),
     ({"sync": None}, "sync = None: must be a name, or a class that derives from "),
-    ({"sync": "train.sync:X"}, "sync = 'train.sync:X': No module named 'train"),
     (
         {"sync": "flat", "tuning": Defaults(overlap=False)},
         "overlap = false: must be true with a sync that does not use DDP's",
     ),
-    (
-        {"sync": "invariant", "tuning": Defaults(logical_shards=6)},
-        "logical_shards = 6: must be a power of two",
-    ),
-    ({"sync": "fsdp", "precision": "fp16"}, "precision = 'fp16': must be float32 "),
-    ({"optimizer": "lion"}, "optimizer = 'lion': must be 'adamw' or 'sgd'"),
     ({"world_size": "2"}, "world_size = '2': must be an integer"),
     ({"world_size": 1}, "world_size = 1: must be greater than or equal to 2"),
-    ({"steps": 1}, "steps = 1: must be greater than or equal to 2"),
-    ({"learning_rate": 0}, "learning_rate = 0: must be greater than 0"),
-    ({"atol": -1e-5}, "atol = -1e-05: must be greater than or equal to 0"),
-    ({"timeout_s": None}, "timeout_s = null: must be a number"),
     ({"accept": ["well"]}, "accept = ['well']: must hold some of proven, proven in"),
-    ({"accept": "proven"}, "accept = 'proven': must hold some of proven, proven in"),
     ({"accept": ()}, "accept = (): must hold some of proven, proven in"),
     ({"tuning": 3}, "tuning: is a int, must be a minitrain.sync.Defaults"),
     (
@@ -270,7 +241,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "logical_shards = 0: must be greater than or equal to 1",
     ),
     ({"count": lambda batch: 3.5}, "count(batch) = 3.5: must be a whole number"),
-    ({"count": 8}, "count = 8: must be callable"),
     (
         {"count": lambda batch: 7},
         "count(batches[0]) = 7: must be the sum of its parts' counts, 7 + 7",
@@ -289,7 +259,7 @@ def test_what_cannot_be_is_one_line(options: dict[str, Any], expected: str) -> N
     found = refused(**options)
     assert found.startswith(expected)
     # in the words of the call, and not in those of params.yaml or of our files
-    assert "train." not in found.replace("minitrain.", "").replace("'train.sync", "")
+    assert "train." not in found.replace("minitrain.", "")
     assert "minitrain/" not in found
 
 
@@ -345,15 +315,6 @@ def test_loss_that_is_no_mean_names_the_count_that_is_missing(count: Any) -> Non
     )
     missing = "" if count else f"; {NO_COUNT}"
     assert first.endswith(f": it is a sum; is it a mean over what is counted?{missing}")
-
-
-@pytest.mark.parametrize("precision", ["float32", "bf16", "fp16"])
-def test_honest_models_are_not_refused(precision: Any) -> None:
-    for seed, factory in enumerate(
-        (plain, batch_norm, lambda: Bigrams(nn.Dropout(0.2)))
-    ):
-        run = replace(make_run(seed=seed), factory=factory, precision=precision)
-        refuse_what_cannot_be(run, 2 + seed)
 
 
 def fails_in_a_rank(model: nn.Module, batch: Any) -> Tensor:

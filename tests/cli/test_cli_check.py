@@ -10,10 +10,11 @@ import torch
 from one_line import refusal
 from project import PARAMS_FILE, set_params
 
-from minitrain.check.import_target import find, find_factory
-from minitrain.check.text_batches import (
+from minitrain.check.inputs import (
     LONGEST,
     SHORTEST,
+    find,
+    find_factory,
     length_for,
     reading_for,
     text_batches,
@@ -172,8 +173,8 @@ def test_large_model_reads_short_lines_in_two_steps_unless_told(
     model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # the model has 256 * 8 + 8 * 256 + 256 = 4352 parameters: 16 bytes of 8 lines
-    monkeypatch.setattr("minitrain.check.text_batches.AFFORDED", 4352 * 8 * 16)
-    monkeypatch.setattr("minitrain.check.text_batches.LARGE", 4351)
+    monkeypatch.setattr("minitrain.check.inputs.AFFORDED", 4352 * 8 * 16)
+    monkeypatch.setattr("minitrain.check.inputs.LARGE", 4351)
     assert run(["check", f"{model}:build"]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
     less = "8 lines of at most 16 bytes, 2 steps: 0 million parameters"

@@ -15,7 +15,7 @@ from minitrain.compare.diagnosis import (
 )
 from minitrain.compare.difference import UNKNOWN, Cause, Difference, Why
 from minitrain.compare.gradient_causes import cause_in_buffers
-from minitrain.proof.first_difference import first_difference
+from minitrain.proof.evidence import first_difference
 from minitrain.recording.sketches import combination
 
 # each rank's share of the right gradient, of targets 1 : 3

@@ -11,8 +11,7 @@ import pytest
 from one_line import refusal
 from project import PARAMS_FILE
 
-from minitrain.check.import_target import find
-from minitrain.check.text_batches import text_batches
+from minitrain.check.inputs import find, text_batches
 from minitrain.cli.main import run
 from minitrain.compare.states import read_state
 from minitrain.core.files import (

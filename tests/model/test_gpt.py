@@ -6,7 +6,7 @@ import pytest
 import torch
 from samples_of_text import batch_of
 from tiny import tiny_params
-from torch import nn
+from torch import Tensor, nn
 
 from minitrain.model.gpt import MiniGPT, mini_gpt
 
@@ -22,38 +22,43 @@ def model() -> MiniGPT:
     return MiniGPT(vocab_size=10, block_size=6, n_layer=2, n_head=2, n_embd=8)
 
 
+State = dict[str, Tensor]
+
+
 def naive_gpt(
-    state: dict[str, torch.Tensor], ids: torch.Tensor, labels: torch.Tensor, heads: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return loss and logits computed naively: one sequence, one head, one query at a
-    time. Uses tensor arithmetic, and nothing of ``torch.nn``.
+    state: State, ids: Tensor, labels: Tensor, heads: int
+) -> tuple[Tensor, Tensor]:
+    """Return loss and logits, one sequence and one head at a time, by tensor arithmetic
+    and nothing of ``torch.nn``.
     """
     layers = 1 + max(int(n.split(".")[1]) for n in state if n.startswith("blocks."))
-    everyone = []
+    rows = []
     for row in ids:
         x = state["token_embedding.weight"][row]
         x = x + state["position_embedding.weight"][: len(row)]
         for layer in range(layers):
-            own = {
-                name.removeprefix(f"blocks.{layer}."): value
-                for name, value in state.items()
-            }
+            start = f"blocks.{layer}."
+            own = {n.removeprefix(start): t for n, t in state.items()}
             x = x + naive_attention(own, naive_norm(own, "norm1", x), heads)
-            x = x + naive_feed_forward(own, naive_norm(own, "norm2", x))
-        everyone.append(naive_norm(state, "norm", x) @ state["head.weight"].T)
-    logits = torch.stack(everyone)
-    losses = []
-    for row, scores in zip(labels, logits, strict=True):
-        for place, target in enumerate(row[1:].tolist()):
-            if target != -100:
-                exps = torch.exp(scores[place])
-                losses.append(-torch.log(exps[target] / exps.sum()))
-    return sum(losses, torch.zeros(())) / len(losses), logits
+            hidden = naive_linear(own, "mlp.0", naive_norm(own, "norm2", x))
+            gelu = hidden * (1 + torch.erf(hidden / math.sqrt(2))) / 2
+            x = x + naive_linear(own, "mlp.2", gelu)
+        rows.append(naive_norm(state, "norm", x) @ state["head.weight"].T)
+    logits = torch.stack(rows)
+    losses = [
+        -torch.log(scores[place].exp()[target] / scores[place].exp().sum())
+        for row, scores in zip(labels, logits, strict=True)
+        for place, target in enumerate(row[1:].tolist())
+        if target != -100
+    ]
+    return torch.stack(losses).mean(), logits
 
 
-def naive_norm(
-    state: dict[str, torch.Tensor], name: str, x: torch.Tensor
-) -> torch.Tensor:
+def naive_linear(state: State, name: str, x: Tensor) -> Tensor:
+    return x @ state[f"{name}.weight"].T + state[f"{name}.bias"]
+
+
+def naive_norm(state: State, name: str, x: Tensor) -> Tensor:
     mean = x.mean(dim=1, keepdim=True)
     # population variance
     variance = ((x - mean) ** 2).mean(dim=1, keepdim=True)
@@ -61,34 +66,18 @@ def naive_norm(
     return scaled * state[f"{name}.weight"] + state[f"{name}.bias"]
 
 
-def naive_attention(
-    state: dict[str, torch.Tensor], x: torch.Tensor, heads: int
-) -> torch.Tensor:
-    width = x.shape[1]
-    size = width // heads
-    weight = state["attention.qkv.weight"]
-    query, key, value = (x @ weight[i * width : (i + 1) * width].T for i in range(3))
-    rows = []
-    for place in range(len(x)):
-        found = []
-        for head in range(heads):
-            cut = slice(head * size, (head + 1) * size)
-            scores = [
-                (query[place, cut] * key[before, cut]).sum() / math.sqrt(size)
-                for before in range(place + 1)
-            ]
-            exps = [torch.exp(score) for score in scores]
-            weighted = [e * value[i, cut] for i, e in enumerate(exps)]
-            found.append(sum(weighted) / sum(exps))
-        rows.append(torch.cat(found))
-    out = torch.stack(rows)
-    return out @ state["attention.proj.weight"].T + state["attention.proj.bias"]
-
-
-def naive_feed_forward(state: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-    hidden = x @ state["mlp.0.weight"].T + state["mlp.0.bias"]
-    hidden = hidden * (1 + torch.erf(hidden / math.sqrt(2))) / 2
-    return hidden @ state["mlp.2.weight"].T + state["mlp.2.bias"]
+def naive_attention(state: State, x: Tensor, heads: int) -> Tensor:
+    size = x.shape[1] // heads
+    found = []
+    for head in range(heads):
+        cut = slice(head * size, (head + 1) * size)
+        weights = state["attention.qkv.weight"].chunk(3)
+        query, key, value = (x @ weight[cut].T for weight in weights)
+        # a query sees its own place and those before it
+        seen = torch.ones(len(x), len(x)).tril()
+        exps = (query @ key.T / math.sqrt(size)).exp() * seen
+        found.append(exps @ value / exps.sum(dim=1, keepdim=True))
+    return naive_linear(state, "attention.proj", torch.cat(found, 1))
 
 
 def test_against_an_independent_implementation(model: MiniGPT) -> None:
@@ -114,22 +103,15 @@ def test_against_an_independent_implementation(model: MiniGPT) -> None:
         assert (found - right).abs().max() <= ROUNDING * right.abs().max(), name
 
 
-def test_default_size() -> None:
+def test_factory_builds_a_model_of_the_size_in_params() -> None:
     # embeddings: 256 x 128 tokens + 64 x 128 positions               =  40,960
     # layer: norms 2 x 256, qkv 128 x 384, projection 128 x 128 + 128,
     #        feed-forward 128 x 512 + 512 and 512 x 128 + 128         = 197,888, x 4
     # last norm 256, head 128 x 256                                   =  33,024
-    model = MiniGPT(vocab_size=256, block_size=64, n_layer=4, n_head=4, n_embd=128)
+    sizes = {"block_size": 64, "n_layer": 4, "n_head": 2, "n_embd": 128}
+    model = mini_gpt(tiny_params().model.model_copy(update=sizes), 256)
+    assert model.blocks[0].attention.n_head == 2
     assert sum(p.numel() for p in model.parameters()) == 40_960 + 4 * 197_888 + 33_024
-
-
-def test_factory_builds_what_the_parameters_say() -> None:
-    params = tiny_params().model
-    model = mini_gpt(params, 256)
-    assert len(model.blocks) == params.n_layer
-    assert model.blocks[0].attention.n_head == params.n_head
-    assert model.token_embedding.weight.shape == (256, params.n_embd)
-    assert model.position_embedding.weight.shape == (params.block_size, params.n_embd)
 
 
 def test_weights_start_as_in_gpt2() -> None:

@@ -10,6 +10,7 @@ import torch
 from tiny import tiny_params
 from torch import Tensor
 
+from minitrain.analysis.verdicts import CheckVerdict, as_dicts
 from minitrain.core.params import Train
 from minitrain.proof.bits import (
     Rung,
@@ -30,6 +31,7 @@ from minitrain.proof.tolerances import (
     one_process_rungs,
     state_limits,
 )
+from minitrain.proof.words import printed
 
 State = dict[str, Tensor]
 DEFAULT_RATE = 3e-4
@@ -163,20 +165,14 @@ def test_buffers_are_those_of_the_same_rank() -> None:
     assert rung.detail == "first at step 0, tensor a, rank 0"
 
 
-def test_first_step_with_other_data() -> None:
-    assert data_rung(run_rows(), run_rows()).verdict == "equal"
-    rows = run_rows()
-    rows[4]["sha256"] = rows[7]["sha256"] = "x"
-    assert data_rung(rows, run_rows()).detail == "first at step 4"
-
-
 def test_ranks_that_swapped_their_samples() -> None:
     """The global batch is equal, which suffices between different world sizes."""
 
-    def ledger(*ranks: str) -> list[dict[str, Any]]:
-        return [{"kind": "batch", "step": 0, "sha256": "ab", "ranks": [*ranks]}]
+    def ledger(*ranks: str, sha256: str = "ab") -> list[dict[str, Any]]:
+        return [{"kind": "batch", "step": 0, "sha256": sha256, "ranks": [*ranks]}]
 
     assert data_rung(ledger("a", "b"), ledger("a", "b")).verdict == "equal"
+    assert data_rung(ledger("c", sha256="c"), ledger("ab")).detail == "first at step 0"
     assert data_rung(ledger("b", "a"), ledger("a", "b")).detail == "first at step 0"
     assert data_rung(ledger("b", "a"), ledger("ab")).verdict == "equal"
 
@@ -335,6 +331,8 @@ def test_what_a_twin_explains(drift: float, early: str, final: str) -> None:
     assert rungs["one_process"].verdict == final
     assert rungs["one_process"].max_abs_diff == 0.5
     assert "tensor w is 0.5 off" in rungs["one_process"].detail
+    short = against({}, {}, {})["one_process_early"]
+    assert short == not_run("fewer than three steps")
 
 
 def test_a_twin_excuses_only_the_tensors_that_it_carries() -> None:
@@ -348,11 +346,6 @@ def test_a_twin_excuses_only_the_tensors_that_it_carries() -> None:
     # close results do not need the perturbed run
     near = run | {"b": zeros()["w"]}
     assert close_rung(near, one, limits, lambda: twin).verdict == "within tolerance"
-
-
-def test_run_too_short_for_an_early_state() -> None:
-    rungs = against({}, {}, {})
-    assert rungs["one_process_early"] == not_run("fewer than three steps")
 
 
 # 2 of 2 elements of a bias are beyond atol, but only 2 of 2002 in all
@@ -508,6 +501,20 @@ def test_rungs_can_be_written_as_json(fault: State) -> None:
         assert json.loads(json.dumps(written, allow_nan=False)) == written
         names = ["bytes_equal", "max_ulp", "max_abs_diff", "verdict", "detail"]
         assert list(written) == names
+
+
+def test_printed_ladder_has_the_words_of_the_report_and_distances() -> None:
+    within = CheckVerdict.WITHIN
+    ladder = {
+        "replay": bits_rung(state(), state()),
+        "one_process": Rung(False, 812, 3.1e-06, within, "allowed: 0.0003"),
+        "reference": Rung(None, None, None, within, "at most 0 of it"),
+    }
+    assert printed(as_dicts(ladder)) == [
+        "replay       equal",
+        "one_process  within tolerance  3.1e-06 apart; allowed: 0.0003",
+        "reference    within tolerance  at most 0 of it",
+    ]
 
 
 def test_a_rank_that_recorded_nothing_is_named() -> None:

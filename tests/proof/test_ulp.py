@@ -38,12 +38,6 @@ def one(
     return {"w": torch.tensor(value, dtype=dtype)}
 
 
-@given(finite32, finite32)
-def test_symmetric_and_zero_only_between_equals(a: float, b: float) -> None:
-    assert ulp(a, b) == ulp(b, a)
-    assert (ulp(a, b) == 0) == (a == b)
-
-
 @given(finite32)
 def test_neighbors_are_one_apart(a: float) -> None:
     for towards in (math.inf, -math.inf):
@@ -54,7 +48,8 @@ def test_neighbors_are_one_apart(a: float) -> None:
 @given(finite32, finite32, finite32)
 def test_distances_add_up_along_the_line(a: float, b: float, c: float) -> None:
     low, middle, high = sorted((a, b, c))
-    assert ulp(low, high) == ulp(low, middle) + ulp(middle, high)
+    assert ulp(high, low) == ulp(low, middle) + ulp(middle, high)
+    assert (ulp(a, b) == 0) == (a == b)
 
 
 @pytest.mark.parametrize(
@@ -79,19 +74,6 @@ def test_distances_by_hand(dtype: torch.dtype, bits: int, mantissa: int) -> None
     assert ulp(-math.inf, math.inf, dtype) == 2 * ends
 
 
-def test_each_element_has_a_distance() -> None:
-    a = torch.tensor([[1.0, 2.0], [3.0, -4.0]])
-    b = torch.nextafter(a, torch.tensor([[1.0, 9.0], [9.0, -9.0]]))
-    assert ulp_distance(a, b).tolist() == [0, 1, 1, 1]
-
-
-def test_largest_distances_and_the_first_tensor() -> None:
-    a = {"v": torch.ones(2), "w": torch.tensor([1.0, 8.0]), "x": torch.tensor([0.25])}
-    b = {"v": torch.ones(2), "w": torch.tensor([1.0, 8.5]), "x": torch.tensor([0.5])}
-    # above 8 the places are 2^-20 apart: 0.5 is 2^19 of them; 0.25 to 0.5 is 2^23
-    assert distance(a, b) == Distance(False, 2**23, 0.5, "w")
-
-
 @pytest.mark.parametrize(
     ("a", "b"),
     [
@@ -105,12 +87,10 @@ def test_largest_distances_and_the_first_tensor() -> None:
         pytest.param(
             {"w": torch.zeros(0, 2)}, {"w": torch.zeros(2, 0)}, id="empty shapes"
         ),
-        pytest.param(one([1.0]), {**one([1.0]), "a": torch.ones(1)}, id="one more"),
     ],
 )
 def test_sets_without_a_distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
-    name = "a" if "a" in b else "w"
-    assert distance(a, b) == Distance(False, None, None, name)
+    assert distance(a, b) == Distance(False, None, None, "w")
 
 
 @pytest.mark.parametrize(
@@ -170,12 +150,6 @@ def test_gap_of_a_tensor_longer_than_a_piece() -> None:
     assert tensor_gap(a, b) == Gap(3, 0, None, None)
 
 
-def test_infinity_is_places_but_no_number_away_from_a_number() -> None:
-    largest = torch.finfo(torch.float32).max
-    gap = tensor_gap(torch.tensor([largest]), torch.tensor([math.inf]))
-    assert gap == Gap(1, 0, 1, None)
-
-
 EQUAL = Distance(True, 0, 0.0, None)
 
 
@@ -187,8 +161,17 @@ EQUAL = Distance(True, 0, 0.0, None)
         ({"w": torch.zeros(0)}, {"w": torch.zeros(0)}, EQUAL),
         (one([math.nan, 1.0]), one([math.nan, 1.0]), EQUAL),
         (one([0.0]), one([-0.0]), Distance(False, 0, 0.0, "w")),
-        # 2 to 3 is half of the 2^23 places between 2 and 4
-        (one(2.0), one(3.0), Distance(False, 2**22, 1.0, "w")),
+        # above 8 the places are 2^-20 apart: 0.5 is 2^19 of them; 0.25 to 0.5 is 2^23
+        (
+            {"v": torch.ones(2), **one([1.0, 8.0]), "x": torch.tensor([0.25])},
+            {"v": torch.ones(2), **one([1.0, 8.5]), "x": torch.tensor([0.5])},
+            Distance(False, 2**23, 0.5, "w"),
+        ),
+        (
+            one([torch.finfo(torch.float32).max]),
+            one([math.inf]),
+            Distance(False, 1, None, "w"),
+        ),
         # a causal mask may hold infinities; what differs is elsewhere
         (
             one([-math.inf, 1.0]),

@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 from distinct import repeated
+from interleaved import only_ddp
 from link_rate import bytes_per_s
 from setting import Setting, name_of, new_in, setting_of
+from tiny import tiny_params
 
 from minitrain.core.errors import UserError
 
@@ -105,3 +107,9 @@ def test_rates_by_hand() -> None:
     for rate in ("", "1", "gbit", "0mbit", "1mbps", "-1gbit", "1e3m"):
         with pytest.raises(UserError, match=r"^link = .*: must be a rate such as 100m"):
             bytes_per_s(rate)
+
+
+def test_arms_begin_with_stock_ddp() -> None:
+    other = tiny_params(sync="shm", precision="bf16", overlap=False)
+    assert only_ddp(other).train == only_ddp(tiny_params()).train
+    assert only_ddp(other).train.sync == "ddp"

@@ -6,17 +6,12 @@ SHA-256 of the row of ids and the row of labels that the model receives.
 """
 
 import hashlib
-import importlib
-import importlib.util
 import itertools
 import json
 import math
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from importlib.abc import MetaPathFinder
-from importlib.machinery import PathFinder
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -34,7 +29,9 @@ from minitrain.proof.witness.record import (
     weight_is_wrong,
 )
 
-BOUNDARY, PADDING, VOCABULARY = b"\xff", -100, 256
+BOUNDARY, PADDING = b"\xff", -100
+# fewer bits of chance, and two epochs may have the same order by accident
+BITS_OF_CHANCE = 40
 Batch = dict[str, Tensor]
 
 
@@ -47,18 +44,16 @@ class Corpus:
 
         self.path, self.params = corpus, YAML(typ="safe").load(params)
         self.block = self.params["model"]["block_size"]
-        named = [(self.name(sample), len(sample) - 1) for sample in self.samples()]
+        # samples with equal content share a name, and are interchangeable
+        self.names = [self.name(sample) for sample in self.samples()]
+        lengths = [len(sample) for sample in self.samples()]
+        counted = (length - 1 for length in lengths)
+        self.targets = dict(zip(self.names, counted, strict=True))
         # of lengths and tokens, as in the index of the shards
-        digest = hashlib.sha256(np.array([n + 1 for _, n in named], np.int64).tobytes())
+        digest = hashlib.sha256(np.array(lengths, np.int64).tobytes())
         for sample in self.samples():
             digest.update(sample)
         self.digest = int(digest.hexdigest()[:16], 16)
-        self.names = np.array([name for name, _ in named], np.uint64)
-        self.targets = np.array([targets for _, targets in named])
-        # distinct contents, the index of the first of each, and the content of a sample
-        self.known, self.first, self.place = np.unique(
-            self.names, return_index=True, return_inverse=True
-        )
 
     def samples(self) -> Iterator[bytes]:
         """Yield every sample, in order."""
@@ -72,13 +67,13 @@ class Corpus:
                     rest = rest[self.block - 1 :]
                     yield rest[: self.block]
 
-    def name(self, sample: bytes) -> int:
+    def name(self, sample: bytes) -> str:
         """Return the start of the SHA-256 of its row of ids and its row of labels."""
         tokens = np.frombuffer(sample, np.uint8)
         rows = np.zeros((2, self.block), np.int64)
         rows[1] = PADDING
         rows[:, : len(tokens)] = tokens
-        return int.from_bytes(hashlib.sha256(rows.tobytes()).digest()[:8])
+        return hashlib.sha256(rows.tobytes()).hexdigest()[:16]
 
     def batch(self, samples: list[bytes]) -> Batch:
         """Return the inputs of a model: ids padded with 0, labels with -100."""
@@ -92,24 +87,24 @@ class Corpus:
     def batches(self, record: Record) -> dict[int, Batch]:
         """Build the batches of the sampled steps and the probe from recorded names."""
         probed = [row["step"] for row in record.kind("probe")]
-        fed: dict[int, list[int]] = {step: [] for step in (*record.steps(), *probed)}
+        fed: dict[int, list[str]] = {step: [] for step in (*record.steps(), *probed)}
         for row in record.kind("fed"):
             if row["step"] in fed:
-                fed[row["step"]] += [int(name, 16) for name in fed_names(row)]
+                fed[row["step"]] += fed_names(row)
         wanted = {name for names in fed.values() for name in names}
-        pairs = zip(self.names.tolist(), self.samples(), strict=True)
+        pairs = zip(self.names, self.samples(), strict=True)
         found = {name: sample for name, sample in pairs if name in wanted}
         return {s: self.batch([found[n] for n in names]) for s, names in fed.items()}
 
     def task(
-        self, world_size: int, wire: torch.dtype | None, section: Any = None
+        self, build: Callable[[], nn.Module], world_size: int, wire: torch.dtype | None
     ) -> Task:
-        """Return a run's settings; ``section`` is the argument of the factory."""
-        train, model = self.params["train"], self.params["model"]
+        """Return the settings of a run whose model ``build`` creates."""
+        train = self.params["train"]
         count, size = len(self.names), train["global_batch_size"]
         per_epoch = -(-count // size)
         return Task(
-            build=lambda: build(model, section or SimpleNamespace(**model)),
+            build=build,
             loss=lambda net, batch: net(**batch).loss,
             count=lambda batch: int((batch["labels"][:, 1:] != PADDING).sum()),
             world_size=world_size,
@@ -129,29 +124,28 @@ class Corpus:
         """
         count, size = len(self.names), self.params["train"]["global_batch_size"]
         per_epoch = -(-count // size)
-        # per rank, copies of each content in the corpus that were not read yet
-        left = np.zeros((task.world_size, len(self.known)), np.int64)
-        owner = np.arange(count) % task.world_size
+        # per rank, the samples of its shard that were not read yet
+        left: list[Counter[str]] = []
         epochs: list[list[str]] = []
 
         def wrong_at(step: int, rows: Sequence[Mapping[str, Any]], ledger: Any) -> str:
             if step % per_epoch == 0:
-                left[:] = 0
-                np.add.at(left, (owner, self.place), 1)
+                ranks = range(task.world_size)
+                left[:] = [Counter(self.names[r :: task.world_size]) for r in ranks]
                 epochs.append([])
             everyone = sorted(name for row in rows for name in fed_names(row))
             epochs[-1].append(" ".join(everyone))
-            last = step % per_epoch == per_epoch - 1
-            wrong = self._step_is_wrong(rows, left)
             targets = sum(map(fed_targets, rows))
             for row in rows:
+                wrong = self._rank_is_wrong(row, left[row["rank"]])
                 wrong = wrong or weight_is_wrong(row, targets, ledger)
-            expected = (count - 1) % size + 1 if last else size
-            if not wrong and len(everyone) != expected:
-                wrong = f"a batch of {len(everyone)} samples"
-            return wrong or (
-                "samples are missing in this epoch" if last and left.any() else ""
-            )
+                if wrong:
+                    return wrong
+            last = step % per_epoch == per_epoch - 1
+            if len(everyone) != ((count - 1) % size + 1 if last else size):
+                return f"a batch of {len(everyone)} samples"
+            missing = last and any(shard.total() for shard in left)
+            return "samples are missing in this epoch" if missing else ""
 
         found = data_rung(task, record, wrong_at)
         if found["verdict"] == "passed" and self._comes_again(epochs, size):
@@ -159,62 +153,24 @@ class Corpus:
         return found
 
     def _comes_again(self, epochs: list[list[str]], size: int) -> bool:
-        # only if chance is ruled out: a probability below 2^-40, and a corpus without
-        # many duplicates
-        if 2 * len(self.known) < len(self.names):
+        if 2 * len(self.targets) < len(self.names):
+            # with many duplicates, different orders look the same
             return False
         for one, other in itertools.combinations(epochs, 2):
-            # each column of a batch is shuffled independently
-            orders = math.lgamma(len(one) + 1) - math.lgamma(len(one) - len(other) + 1)
-            likely = orders * min(size, len(self.names)) < 40 * math.log(2)
-            if not likely and one[: len(other)] == other:
-                return True
+            if one[: len(other)] == other:
+                # each column of a batch is shuffled independently
+                orders = math.log2(math.perm(len(one), len(other)))
+                if orders * min(size, len(self.names)) >= BITS_OF_CHANCE:
+                    return True
         return False
 
-    def _step_is_wrong(self, rows: Sequence[Mapping[str, Any]], left: Any) -> str:
-        for row in rows:
-            names = np.array([int(name, 16) for name in fed_names(row)], np.uint64)
-            where = np.searchsorted(self.known, names).clip(max=len(self.known) - 1)
-            rank = f"rank {row['rank']}"
-            if (self.known[where] != names).any():
-                return f"{rank} computed a sample that is not in the corpus"
-            # subtract the samples that were read
-            np.subtract.at(left[row["rank"]], where, 1)
-            if (left[row["rank"]][where] < 0).any():
-                return f"{rank} read a sample twice, or one of another rank"
-            if self.targets[self.first[where]].sum() != fed_targets(row):
-                return f"{rank} counts {fed_targets(row)} targets"
+    def _rank_is_wrong(self, row: Mapping[str, Any], left: Counter[str]) -> str:
+        rank, names = f"rank {row['rank']}", fed_names(row)
+        if not self.targets.keys() >= {*names}:
+            return f"{rank} computed a sample that is not in the corpus"
+        left.subtract(names)
+        if any(left[name] < 0 for name in names):
+            return f"{rank} read a sample twice, or one of another rank"
+        if sum(self.targets[name] for name in names) != fed_targets(row):
+            return f"{rank} counts {fed_targets(row)} targets"
         return ""
-
-
-def build(model: Mapping[str, Any], section: Any) -> nn.Module:
-    """Build the model with ``model.factory``, from its file or module."""
-    module_name, _, name = model["factory"].rpartition(":")
-    if module_name:
-        module = importlib.import_module(module_name)
-        return getattr(module, name)(section, VOCABULARY)
-    spec = importlib.util.spec_from_file_location("witnessed", model["file"])
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    # dataclasses look up their module by name
-    sys.modules[spec.name] = module
-    beside = _Beside(Path(model["file"]).resolve().parent)
-    sys.meta_path.insert(0, beside)
-    try:
-        spec.loader.exec_module(module)
-        return getattr(module, name)(section, VOCABULARY)
-    finally:
-        sys.meta_path.remove(beside)
-
-
-class _Beside(MetaPathFinder):
-    """Finder for imports of a model's file from its own folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = str(folder)
-
-    def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
-        spec = None if path else PathFinder.find_spec(fullname, [self.folder])
-        # a namespace folder must not hide an installed package of the same name
-        return spec if spec and spec.loader else None

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from minitrain.proof.witness.corpus import Corpus
 from minitrain.proof.witness.gradients import probe_rungs, repeats, training_rungs
@@ -33,20 +34,21 @@ from minitrain.proof.witness.record import (
 def examine_run(
     corpus: Path,
     params: Path,
+    build: Callable[[], nn.Module],
     record: Record,
     world_size: int,
     *,
     wire: torch.dtype | None = None,
     exact: bool = True,
-    section: Any = None,
 ) -> dict[str, Rung]:
-    """Examine a run of the pipeline, given its corpus and params.yaml.
+    """Examine a run of the pipeline, given its corpus and params.yaml, and the function
+    that builds its model.
 
     Gradients are compared only if ``exact``, not approximations by design. ``wire`` is
-    the type in which they are sent, ``section`` the argument of the model's factory.
+    the type in which they are sent.
     """
     samples = Corpus(corpus, params)
-    task = samples.task(world_size, wire, section)
+    task = samples.task(build, world_size, wire)
     data = samples.data_rung(task, record)
     if data["verdict"] == "breach":
         return {"witness_data": data}
@@ -80,13 +82,14 @@ def _cut_rung(task: Task, batches: Sequence[Any], record: Record) -> Rung:
         batch = batches[step % len(batches)]
         parts = cuts(batch, task.world_size)
         for rank, row in enumerate(rows):
+            # a batch with fewer samples than ranks leaves some without a slice
             part = parts[rank] if rank < len(parts) else []
             names = names_of(part)
             if sorted(fed_names(row)) != sorted(names):
                 return f"rank {rank} read different samples"
-            said, right = fed_targets(row), task.count(part) if names else 0
-            if said != right:
-                return f"rank {rank} counts {said} targets"
+            counted, right = fed_targets(row), task.count(part) if names else 0
+            if counted != right:
+                return f"rank {rank} counts {counted} targets"
             if wrong := weight_is_wrong(row, task.count(batch), ledger):
                 return wrong
         return ""
@@ -113,6 +116,7 @@ def numbers(
         why = "the witness does not support complex numbers"
         return found | {"witness_step": rung("not run", why)}
     found["witness_step"] = step_rung(task, record)
+    # the caller's random numbers must not depend on the examination
     with torch.random.fork_rng(devices=[]):
         computer = Computer(task, model, record, batch_of)
         if not repeats(computer):

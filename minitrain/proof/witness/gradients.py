@@ -225,21 +225,21 @@ def _compare(
         return rung("not run", f"{where}: rounding is as large as the gradient")
     if bits in SIXTEEN_BITS and found.far_from(right) < share / 99:
         return rung("breach", f"{where} is more precise than {bits} allows")
-    said, wanted = torch.tensor([found.loss, right.loss], dtype=torch.float64)
+    claim, wanted = torch.tensor([found.loss, right.loss], dtype=torch.float64)
     allowed = FACTOR * (noise.loss + noise.unit * abs(right.loss))
-    loss = compare(said, wanted, allowed, f"{where}: loss {found.loss:.6g}")
+    loss = compare(claim, wanted, allowed, f"{where}: loss {found.loss:.6g}")
     gaps = []
     for name, one in {**found.gradients, **right.gradients}.items():
-        said, wanted = found.of(name, one), right.of(name, one)
+        claim, wanted = found.of(name, one), right.of(name, one)
         most, carried = size(wanted), float(noise.of(name, torch.zeros(())))
-        allowed = FACTOR * (carried + torch.finfo(said.dtype).eps * most)
+        allowed = FACTOR * (carried + torch.finfo(claim.dtype).eps * most)
         if bits in SIXTEEN_BITS:
             allowed += SIXTEEN_BIT_FLOOR * right.largest()
         if task.wire is not None:
             # each rank's share is rounded, then the sum at each hop
             wire, times = torch.finfo(task.wire), 2 * task.world_size
             allowed += times * wire.eps * (most + wire.smallest_normal)
-        gaps.append(compare(said, wanted, allowed, f"{where}: gradient of {name}"))
+        gaps.append(compare(claim, wanted, allowed, f"{where}: gradient of {name}"))
     return largest(gaps), loss
 
 
@@ -282,24 +282,25 @@ def _spread(computer: Computer, step: int, claim: Pass, number: int) -> Gap:
     values, flat = torch.tensor(losses, dtype=torch.float64), torch.stack(rows)
     if len(flat.unique(dim=0)) < number:
         return NO_GAP
-    said, mean = chosen(claim), flat.mean(0)
+    found, mean = chosen(claim), flat.mean(0)
     # each draw from the mean of the others
     apart = (flat - mean).norm(dim=1) * number / (number - 1)
     gaps = []
-    for what, found, draws in (
+    for what, one, draws in (
         ("loss", torch.tensor(claim.loss, dtype=torch.float64), values),
-        ("gradient along its mean", said @ mean, flat @ mean),
+        ("gradient along its mean", found @ mean, flat @ mean),
     ):
         allowed = DEVIATIONS * float(draws.std()) + 1e-3 * size(draws)
-        gaps.append(compare(found, draws.mean(), allowed, f"step {step}: {what}"))
+        gaps.append(compare(one, draws.mean(), allowed, f"step {step}: {what}"))
     allowed = float(apart.mean()) + DEVIATIONS * float(apart.std())
     what = f"step {step}: distance from the mean of {number} draws"
-    gaps.append(compare((said - mean).norm(), torch.zeros(()), allowed, what))
+    gaps.append(compare((found - mean).norm(), torch.zeros(()), allowed, what))
     try:
         _, still = drawn(0, evaluate=True)
     except Exception:
         return largest(gaps)
+    # a run that left out its dropout is closer to eval mode than any draw is
     nearest = float((flat - still).norm(dim=1).min())
-    if float((said - still).norm()) < nearest / 100:
+    if float((found - still).norm()) < nearest / 100:
         return Gap(torch.inf, torch.inf, f"step {step}: equal to eval mode")
     return largest(gaps)

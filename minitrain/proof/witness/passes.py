@@ -151,6 +151,7 @@ class Computer:
         """
         with Steady() if steady else nullcontext():
             if self.type == torch.float64:
+                # tensors that the model creates are float64 too
                 kept = torch.get_default_dtype()
                 torch.set_default_dtype(torch.float64)
                 try:
@@ -209,9 +210,11 @@ class Computer:
         total, unit = 0.0, 0.0
         found: Tensors = {}
         for group in groups:
+            # every rank starts from the same buffers, and its micro-batches change them
             model.load_state_dict(state)
             for part in group:
                 share = self.task.count(part) / every
+                # the mean over no target is NaN
                 if share:
                     model.zero_grad()
                     loss = self.task.loss(model, part)
@@ -232,6 +235,7 @@ def _add_gradients(model: nn.Module, found: Tensors) -> None:
         if name in found:
             found[name] += parameter.grad
         else:
+            # sums in float64 do not depend on the number of slices
             found[name] = parameter.grad.to(torch.float64, copy=True)
 
 
@@ -337,8 +341,8 @@ def built(task: Task) -> nn.Module:
 
 def failure(error: Exception) -> str:
     """Describe an error of the model in a line."""
-    said = " ".join(str(error).split())[:100]
-    return ": ".join(filter(None, (type(error).__name__, said)))
+    message = " ".join(str(error).split())[:100]
+    return ": ".join(filter(None, (type(error).__name__, message)))
 
 
 def seed_everything(seed: int) -> None:

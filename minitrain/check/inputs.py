@@ -1,0 +1,195 @@
+"""Inputs of ``minitrain check``: a user's functions and data, and batches of text."""
+
+import importlib
+import inspect
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache, partial
+from inspect import Parameter
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from minitrain.core.errors import UserError, did_you_mean
+from minitrain.core.files import (
+    MOST_OF_INDEX,
+    MOST_OF_RECORDING,
+    nearest_file,
+    require_regular,
+)
+from minitrain.core.params import Model
+from minitrain.core.schema import Section, load, validated
+from minitrain.data.batches import IGNORE_INDEX
+from minitrain.data.text import VOCAB_SIZE
+from minitrain.model.factory import execute, make_model, neighbors_of
+from minitrain.train.rng import seed_everything, untouched_random_state
+
+# as in a fresh params.yaml
+SIZES = {"n_layer": 4, "n_head": 4, "n_embd": 128, "block_size": 64}
+# bytes of a line
+LONGEST, SHORTEST = 64, 8
+# largest product of parameters and tokens of a batch: a fraction of a second
+AFFORDED = 1 << 31
+# number of different lengths of lines that are cut: if all were equal, a mean of means
+# would be the mean
+UNEVEN = 4
+STEPS = 3
+# a model with more parameters takes two steps by default, the fewest with a step that
+# starts from moments of the optimizer
+LARGE, STEPS_OF_LARGE = 1 << 24, 2
+
+
+class _OfModel(Section, extra="ignore"):
+    model: Model
+
+
+@dataclass(frozen=True)
+class OfFile:
+    """Function of a file that may import from the file's folder; pickled by name."""
+
+    path: Path
+    name: str
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Call the function."""
+        with neighbors_of(self.path):
+            return self.__wrapped__(*arguments, **named)
+
+    @property
+    def __wrapped__(self) -> Any:
+        # inspect.signature() follows this attribute
+        return getattr(_load(self.path), self.name)
+
+
+def find_factory(written: str, arguments: Mapping[str, Any]) -> tuple[Any, int | None]:
+    """Return the factory that ``written`` names, as a function without arguments, and
+    the largest number of tokens in a sample of its model, or None if unknown.
+
+    A factory of the pipeline, ``build(model, vocab_size)``, receives the section
+    ``model`` of params.yaml in the working folder (:data:`SIZES` without a valid one),
+    updated by ``arguments``. Any other function receives ``arguments`` by name.
+    """
+    found = find(written, "MODEL")
+    if not _is_of_the_pipeline(found):
+        return (partial(found, **arguments) if arguments else found), None
+    place, _, name = written.rpartition(":")
+    sizes: dict[str, Any] = SIZES
+    # it may belong to another project; reading it needs the extra `lab`
+    with suppress(UserError, ModuleNotFoundError):
+        sizes = load(Path("params.yaml"), _OfModel).model.model_dump()
+    own = {"file": place, "deps": place, "factory": name}
+    section = validated({**sizes, **own, **arguments}, Model, "--arg ")
+    return partial(found, section, VOCAB_SIZE), section.block_size
+
+
+def _is_of_the_pipeline(function: Any) -> bool:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        # no function, or one without a known signature
+        return False
+    by_place = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+    needed = [p for p in parameters if p.default is p.empty and p.kind in by_place]
+    return [p.name for p in needed[1:]] == ["vocab_size"]
+
+
+def find(written: str, option: str) -> Any:
+    """Import and return what ``written`` names. Raises a UserError that starts with
+    ``option``.
+    """
+    place, _, name = written.rpartition(":")
+    start = f"{option} = {written!r}:"
+    if not (place and name):
+        raise UserError(f"{start} must be FILE.py:NAME or module:NAME")
+    path = Path(place).absolute()
+    try:
+        if path.suffix != ".py":
+            found = importlib.import_module(place)
+        else:
+            with neighbors_of(path):
+                found = _load(path)
+    except FileNotFoundError:
+        near = nearest_file(Path(place))
+        raise UserError(f"{start} no file {place}{near}") from None
+    except (Exception, SystemExit) as error:
+        why = f"{type(error).__name__}: {error}"
+        raise UserError(f"{start} {place}: {why}") from error
+    if not hasattr(found, name):
+        public = [one for one in vars(found) if not one.startswith("_")]
+        raise UserError(f"{start} {place} has no {name}{did_you_mean(name, public)}")
+    named = getattr(found, name)
+    return OfFile(path, name) if path.suffix == ".py" and callable(named) else named
+
+
+@cache
+def _load(path: Path) -> ModuleType:
+    # read first, for the operating system's error if it cannot be opened
+    require_regular(path, MOST_OF_INDEX).read_bytes()
+    return execute(path)
+
+
+def reading_for(factory: Any, size: int, steps: int | None) -> tuple[int, int, str]:
+    """Return the number of steps, the length of a line in bytes, and a note on what is
+    reduced for a large model.
+
+    Args:
+        factory: Builds the model. The check itself refuses an invalid one.
+        size: Lines in a batch.
+        steps: Number of steps, or None for the default.
+    """
+    usual = STEPS if steps is None else steps
+    if isinstance(factory, nn.Module) or not callable(factory):
+        return usual, LONGEST, ""
+    with untouched_random_state():
+        seed_everything(0)
+        model = make_model(factory, "factory")
+    parameters = sum(p.numel() for p in model.parameters())
+    longest = length_for(parameters, size)
+    less = [f"{size} lines of at most {longest} bytes"] if longest < LONGEST else []
+    if steps is None and parameters > LARGE:
+        usual = STEPS_OF_LARGE
+        less.append(f"{usual} steps")
+    millions = f": {parameters / 1e6:.0f} million parameters"
+    return usual, longest, ", ".join(less) + millions if less else ""
+
+
+def length_for(parameters: int, size: int) -> int:
+    """Return the length of a line in bytes for a model with ``parameters`` and batches
+    of ``size`` lines. A step costs their product.
+    """
+    longest = LONGEST
+    while longest > SHORTEST and parameters * size * longest > AFFORDED:
+        longest //= 2
+    return longest
+
+
+def text_batches(
+    file: Path, size: int, count: int, longest: int = LONGEST
+) -> list[dict[str, Tensor]]:
+    """Return ``count`` batches of ``size`` lines of ``file``, which is repeated if it
+    has fewer lines.
+
+    Each batch has ``input_ids`` and ``labels`` (B, T): the bytes of its lines, at most
+    ``longest`` per line, padded. Raises UserError if no line has two bytes.
+    """
+    text = require_regular(file, MOST_OF_RECORDING).read_bytes()
+    lines = [line for line in text.splitlines() if len(line) > 1]
+    if not lines:
+        raise UserError(f"{file}: has no line of two bytes")
+    numbers = range(size * count)
+    uneven = UNEVEN if longest < LONGEST else 1
+    dealt = [
+        torch.tensor(list(lines[n % len(lines)][: longest - n % uneven]))
+        for n in numbers
+    ]
+    batches = [dealt[start : start + size] for start in numbers[::size]]
+    padded = partial(pad_sequence, batch_first=True)
+    return [
+        {"input_ids": padded(ids), "labels": padded(ids, padding_value=IGNORE_INDEX)}
+        for ids in batches
+    ]
