@@ -12,7 +12,6 @@ from pkgutil import resolve_name
 from typing import Any
 
 import pytest
-from bugs import BUGS
 from diagrams import pictures
 from pages import Block, blocks, edit, pages_of, without_fences
 from project import PARAMS_FILE, ROOT, run_in
@@ -60,16 +59,9 @@ def table(columns: list[str], rows: list[str]) -> str:
     return "\n".join([head, "|---" * len(columns) + "|", *rows]) + "\n"
 
 
-def test_walk_zoo_and_guarantees_in_the_docs_are_those_of_the_code() -> None:
+def test_walk_and_guarantees_in_the_docs_are_those_of_the_code() -> None:
     expected = f"```text\n$ minitrain explain\n{in_words(walk())}\n```\n"
     require_marked("docs/tutorial.md", "explain", expected)
-    rows = [
-        f"| `{bug.name}` | {str(bug.inject.__doc__).rstrip('.')} | {bug.met_in} "
-        f"| `{bug.check}` | {bug.step} | {bug.cause or '(alters nothing)'} |"
-        for bug in BUGS
-    ]
-    columns = ["bug", "what", "met in", "caught by", "at step", "cause holds"]
-    require_marked("docs/developers/mutants.md", "zoo", table(columns, rows))
     rows = [
         f"| `{name}` | {one.adds_in} | {needs(one)} |"
         for name, one in GUARANTEES.items()
