@@ -29,7 +29,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Drop the roles of reStructuredText, such as ``:func:``, from docstrings."""
+    """Drop the marks of reStructuredText, such as ``:func:``, from docstrings."""
+    html = html.replace("::</p>", ":</p>")
     return re.sub(r":(?:class|data|func|meth|mod):(<code>)~?", r"\1", html)
 
 
