@@ -20,7 +20,7 @@ from minitrain.core.load import Usage, load_of
 from minitrain.core.params import Params, load_params
 from minitrain.core.progress import progress
 from minitrain.core.provenance import provenance, require_torch
-from minitrain.harness.ranks import run_as_ranks
+from minitrain.harness.launcher import run_as_ranks
 
 
 def main() -> None:

@@ -9,8 +9,7 @@ the whole file; its output is constant, so passing it triggers no other stage.
 from pathlib import Path
 
 from minitrain.core.errors import UserError, run_stage
-from minitrain.core.files import open_atomic
-from minitrain.core.nearest import nearest_file
+from minitrain.core.files import nearest_file, open_atomic
 from minitrain.core.params import load_params
 from minitrain.core.provenance import require_torch
 from minitrain.sync.catalog import guarantees_of

@@ -14,7 +14,7 @@ from pathlib import Path
 from minitrain.core.errors import run_stage
 from minitrain.core.params import load_params
 from minitrain.harness.hosts import add_arguments, hosts_of
-from minitrain.harness.ranks import run_as_ranks
+from minitrain.harness.launcher import run_as_ranks
 from minitrain.train.run import Job, preflight, train_rank
 
 

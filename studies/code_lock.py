@@ -29,11 +29,9 @@ HARNESS = {
     "stages/__init__.py": "reports packages that this Python lacks",
     "minitrain/harness/": "starts, watches and ends ranks",
     "minitrain/core/errors.py": "reports mistakes",
-    "minitrain/core/files.py": "writes files atomically",
-    "minitrain/core/nearest.py": "suggests a name for a misspelt one",
+    "minitrain/core/files.py": "writes files atomically, and reads regular ones",
     "minitrain/core/printable.py": "makes text safe to print",
     "minitrain/core/progress.py": "shows progress",
-    "minitrain/core/regular.py": "opens regular files alone",
     "minitrain/core/signals.py": "ends a process whose parent has ended",
     "minitrain/train/checkpoint.py": "keeps checkpoints, which change no bit of a run",
 }

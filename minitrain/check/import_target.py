@@ -14,9 +14,8 @@ from types import ModuleType
 from typing import Any
 
 from minitrain.core.errors import UserError, did_you_mean
-from minitrain.core.nearest import nearest_file
+from minitrain.core.files import MOST_OF_INDEX, nearest_file, require_regular
 from minitrain.core.params import Model
-from minitrain.core.regular import MOST_OF_INDEX, require_regular
 from minitrain.core.schema import Section, load, validated
 from minitrain.data.text import VOCAB_SIZE
 from minitrain.model.factory import neighbors_of

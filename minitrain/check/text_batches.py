@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from minitrain.core.errors import UserError
-from minitrain.core.regular import MOST_OF_RECORDING, require_regular
+from minitrain.core.files import MOST_OF_RECORDING, require_regular
 from minitrain.data.batches import IGNORE_INDEX
 from minitrain.model.factory import make_model
 from minitrain.train.rng import seed_everything, untouched_random_state

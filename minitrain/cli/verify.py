@@ -27,7 +27,7 @@ from minitrain.cli.recording_words import (
 )
 from minitrain.cli.shown_words import times_compared
 from minitrain.core.errors import UserError
-from minitrain.core.nearest import nearest_file
+from minitrain.core.files import nearest_file
 from minitrain.core.printable import as_lines
 from minitrain.proof.words import printed
 from minitrain.report.numbers import plural

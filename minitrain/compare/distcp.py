@@ -16,7 +16,7 @@ from torch import Tensor
 
 from minitrain.compare.entries import Entry, Inert, Unread
 from minitrain.core.errors import UserError
-from minitrain.core.regular import MOST_OF_METADATA, require_regular
+from minitrain.core.files import MOST_OF_METADATA, require_regular
 
 METADATA = ".metadata"
 PIECES = "*.distcp"

@@ -9,7 +9,7 @@ from minitrain.compare.formats import files_of, is_state
 from minitrain.compare.state_diff import Comparison, compare_states
 from minitrain.compare.states import read_state
 from minitrain.core.errors import UserError
-from minitrain.core.regular import require_regular
+from minitrain.core.files import require_regular
 
 
 @dataclass

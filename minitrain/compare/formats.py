@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from minitrain.compare.distcp import METADATA, PIECES, read_distcp
 from minitrain.compare.entries import Entry, Unread, leaves, load_inert
 from minitrain.core.errors import UserError
-from minitrain.core.regular import MOST_OF_INDEX, require_regular
+from minitrain.core.files import MOST_OF_INDEX, require_regular
 
 # beside shards, as Hugging Face writes it: which tensor is in which
 INDEX = ".index.json"

@@ -30,8 +30,7 @@ from minitrain.compare.run_tolerance import (
 from minitrain.compare.state_diff import Comparison, compare_states
 from minitrain.compare.states import read_state
 from minitrain.core.errors import UserError
-from minitrain.core.files import read_jsonl
-from minitrain.core.regular import require_regular
+from minitrain.core.files import read_jsonl, require_regular
 from minitrain.proof.bits import Rung, ranks_rung
 from minitrain.train.step_record import load_tensors, sha256_tensor
 

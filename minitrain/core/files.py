@@ -1,4 +1,4 @@
-"""Crash-safe file writing, and validated reading.
+"""Crash-safe file writing, and validated reading of regular files.
 
 A file or folder is written under a temporary name in the same folder, synced to disk
 and renamed, so a crash of the process or machine leaves either the old or the new
@@ -6,6 +6,7 @@ content. Exceptions remove the temporary file; after kill -9 the next writer of 
 path removes it. Replacing a folder takes two renames: a crash between them leaves none.
 """
 
+import difflib
 import errno
 import hashlib
 import io
@@ -14,18 +15,19 @@ import os
 import re
 import shutil
 import socket
-from collections.abc import Iterable, Iterator
+import stat
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, AnyStr
+from typing import IO, TYPE_CHECKING, Any
 
 from minitrain.core.errors import UserError, disk_full, is_disk_full
-from minitrain.core.regular import MOST_OF_INDEX, require_regular
 
 if TYPE_CHECKING:
     import pandas as pd
 
-LONGEST_LINE = 1 << 26
+# size limits in bytes of files that are read as a whole
+MOST_OF_INDEX, MOST_OF_METADATA, MOST_OF_RECORDING = 1 << 28, 1 << 30, 1 << 34
 
 
 def _remove_stale(path: Path) -> None:
@@ -77,12 +79,7 @@ def _put(temporary: Path, path: Path) -> None:
     if path.is_dir():
         # a rename cannot replace a non-empty folder
         os.replace(path, old)
-    try:
-        os.replace(temporary, path)
-    except OSError:
-        if old.exists():
-            os.replace(old, path)
-        raise
+    os.replace(temporary, path)
     fsync(path.parent)
     remove(old)
 
@@ -150,6 +147,34 @@ def write_json(path: Path, value: Any) -> None:
         file.write("\n")
 
 
+def require_regular(path: Path, most: int | None = None) -> Path:
+    """Return ``path``.
+
+    Raises:
+        UserError: it is a pipe, device or socket, or is larger than ``most`` bytes.
+        OSError: it does not exist or is not accessible.
+    """
+    found = path.stat()
+    # opening a folder fails later with a clear message
+    if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
+        raise UserError(f"{path}: is not a regular file, but a pipe or a device")
+    if most is not None and found.st_size > most:
+        raise UserError(f"{path}: has {found.st_size} bytes: must be at most {most}")
+    return path
+
+
+def nearest_file(path: Path, but: Collection[Path] = ()) -> str:
+    """Return " (did you mean X?)" with the closest sibling of ``path`` not in ``but``;
+    empty if none is close or ``path`` exists.
+    """
+    siblings = {one.name for one in path.parent.glob("*") if one not in but}
+    if path.name in siblings:
+        return ""
+    # a high cutoff: a shared suffix alone is not a match
+    close = difflib.get_close_matches(path.name, siblings, n=1, cutoff=0.8)
+    return f" (did you mean {path.with_name(close[0])}?)" if close else ""
+
+
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
     """Convert any error but OSError while reading ``path``, which a stage wrote, to a
@@ -201,19 +226,11 @@ def each_row(path: Path, *keys: str) -> Iterator[dict[str, Any]]:
     """
     with reading(path), open(require_regular(path), encoding="utf-8") as file:
         line = ""
-        for line in each_line(file):
+        for line in file:
             row = json.loads(line)
             _require(row, keys)
             yield row
         _require_end(line)
-
-
-def each_line(file: IO[AnyStr]) -> Iterator[AnyStr]:
-    """Yield the lines of ``file``; raises ValueError above :data:`LONGEST_LINE`."""
-    while line := file.readline(LONGEST_LINE + 1):
-        if len(line) > LONGEST_LINE:
-            raise ValueError(f"a line of more than {LONGEST_LINE >> 20} MiB")
-        yield line
 
 
 def read_jsonl(path: Path, *keys: str) -> list[dict[str, Any]]:

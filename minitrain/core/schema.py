@@ -6,29 +6,19 @@ one line for each, naming the file, the key, the value and the allowed values.
 
 import re
 import reprlib
-from collections.abc import Sequence
 from pathlib import Path
-from types import NoneType
-from typing import Annotated, Any, TypeVar, get_args
+from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from minitrain.core.errors import Mistakes, UserError, did_you_mean
+from minitrain.core.files import MOST_OF_INDEX, require_regular
 from minitrain.core.printable import shortened
-from minitrain.core.regular import MOST_OF_INDEX, require_regular
 
 # limits of the C types in torch and gloo
 MAX_COUNT, MAX_FLOAT = 2**31 - 1, 1e9
 LONGEST_VALUE = 60
-# maximum number of lines in one error
-MOST_MISTAKES = 20
-# quoted values that are valid without quotes, by the expected type; no key is negative
-UNQUOTED = {
-    "int_type": re.compile(r"\d+"),
-    "float_type": re.compile(r"\d*\.?\d+(e[-+]?\d+)?", re.IGNORECASE),
-    "bool_type": re.compile("true|false", re.IGNORECASE),
-}
 # replaces pydantic's messages that name Python types
 WANTED = {
     "int_type": "an integer",
@@ -119,10 +109,7 @@ def validated(values: dict[str, Any], schema: type[S], start: str = "") -> S:
     except ValidationError as error:
         # unknown keys first: a misspelt key is also reported as missing
         details = sorted(error.errors(), key=lambda d: d["type"] != "extra_forbidden")
-        lines = [f"{start}{_one_error(schema, d)}" for d in details[:MOST_MISTAKES]]
-        if more := len(details) - len(lines):
-            lines.append(f"{start}and {more} more")
-        raise Mistakes(*lines) from None
+        raise Mistakes(*(f"{start}{_one_error(schema, d)}" for d in details)) from None
 
 
 def _one_error(schema: type[Section], detail: ErrorDetails) -> str:
@@ -140,43 +127,26 @@ def _one_error(schema: type[Section], detail: ErrorDetails) -> str:
     if isinstance(problem, Problem):
         return f"{key}.{problem}" if key else str(problem)
     if kind in WANTED:
-        how = _written(kind, value, _field(schema, parts))
-        return f"{key} = {_shown(value)}: must be {WANTED[kind]}{how}"
+        return f"{key} = {_shown(value)}: must be {WANTED[kind]}"
     message = re.sub("^(Input|List|Value) should", "must", detail["msg"])
     message = message.removeprefix("Value error, ").partition(" after validation")[0]
     return f"{key} = {_shown(value)}: {message}{_meant(detail)}"
 
 
-def _written(kind: str, value: object, field: object) -> str:
-    # hint on how to write the value without quotes
-    if not isinstance(value, str):
-        return ""
-    if value.lower() == "none" and NoneType in get_args(field):
-        return " (did you mean null?)"
-    unquoted = UNQUOTED.get(kind)
-    return "; remove the quotes" if unquoted and unquoted.fullmatch(value) else ""
-
-
 def _meant(detail: ErrorDetails) -> str:
-    expected = str(detail.get("ctx", {}).get("expected", ""))
-    if not isinstance(detail["input"], str):
-        return ""
-    return did_you_mean(detail["input"], re.findall("'(.*?)'", expected))
-
-
-def _field(schema: type[Section], parts: Sequence[int | str]) -> Any:
-    # the annotation of a section or key; None below a key, as for a list item
-    field: Any = schema
-    for part in parts:
-        fields = getattr(field, "model_fields", {})
-        field = fields[part].annotation if part in fields else None
-    return field
+    expected = re.findall("'(.*?)'", str(detail.get("ctx", {}).get("expected", "")))
+    word = detail["input"]
+    return did_you_mean(word, expected) if isinstance(word, str) else ""
 
 
 def _suggestion(schema: type[Section], parts: list[str]) -> str:
-    section = _field(schema, parts[:-1])
-    meant = did_you_mean(parts[-1], section.model_fields)
-    return meant or f"; allowed: {', '.join(section.model_fields)}"
+    fields: Any = schema.model_fields
+    for part in parts[:-1]:
+        # no fields below a key, as for the values of a mapping
+        annotation = fields[part].annotation if part in fields else None
+        fields = getattr(annotation, "model_fields", {})
+    allowed = f"; allowed: {', '.join(fields)}" if fields else ""
+    return did_you_mean(parts[-1], fields) or allowed
 
 
 def _shown(value: object) -> str:

@@ -19,10 +19,10 @@ from minitrain.core.files import (
     open_atomic,
     read_json,
     reading,
+    require_regular,
     sha256_file,
     write_json,
 )
-from minitrain.core.regular import require_regular
 from minitrain.data.text import LongSamples, fit_to_block, tokenize
 
 Tokens = npt.NDArray[np.uint8]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minitrain.core.errors import UserError, did_you_mean
-from minitrain.core.regular import MOST_OF_INDEX, require_regular
+from minitrain.core.files import MOST_OF_INDEX, require_regular
 from minitrain.grammar.phrases import COMPLEMENTS
 
 COLUMNS = ("lemma", "third_person", "past", "past_participle", "present_participle")

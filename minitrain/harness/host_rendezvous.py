@@ -28,8 +28,6 @@ REACH_S = 5.0
 REPORTS_S = 10.0
 # the first host keeps the store until the others have left
 LEAVE_S = 5.0
-# a longer wait is announced
-ANNOUNCE_S = 5.0
 # a host that does not answer for this long after the time limit is lost
 SILENT_S = 5.0
 # keys of the store: why the run cannot start; options that must be equal on all hosts
@@ -209,21 +207,12 @@ class HostRendezvous:
         self, reports: dict[int, Report], within_s: float, after_error_s: float
     ) -> None:
         # at most after_error_s after the first error, which ends the other hosts' ranks
-        began = time.monotonic()
-        deadline, announced = began + within_s, False
-        while True:
-            reports |= self._read(self.store)
-            now = time.monotonic()
-            if any(reports[n] for n in reports if n != self.number):
-                deadline = min(deadline, now + after_error_s)
-            missing = [str(one) for one in self.everyone if one.number not in reports]
-            if not missing or now > deadline:
-                return
-            if not announced and now - began > ANNOUNCE_S:
-                announced = True
-                left_s = f"{deadline - now:.0f} s at most"
-                note(f"waiting for {', '.join(missing)}, {left_s}")
+        deadline = time.monotonic() + within_s
+        while len(reports) < len(self.everyone) and time.monotonic() < deadline:
             time.sleep(POLL_S)
+            reports |= self._read(self.store)
+            if any(reports[n] for n in reports if n != self.number):
+                deadline = min(deadline, time.monotonic() + after_error_s)
 
     def leave(self) -> None:
         """Announce the end of this host; the first host waits for all others."""

@@ -131,13 +131,16 @@ def _where(endpoint: str) -> tuple[str, int]:
 
 
 def own_interfaces() -> list[Interface]:
-    """Return every address of this host with its interface, in gloo's order."""
+    """Return every address of this host whose interface is up, in gloo's order."""
     import psutil
 
     families = (socket.AF_INET, socket.AF_INET6)
+    up = {name for name, state in psutil.net_if_stats().items() if state.isup}
     return [
         Interface(name, one.address.partition("%")[0])
         for name, addresses in psutil.net_if_addrs().items()
+        # a label belongs to the interface before the colon
+        if name.partition(":")[0] in up
         for one in addresses
         if one.family in families
     ]
@@ -145,16 +148,12 @@ def own_interfaces() -> list[Interface]:
 
 def interface_named(name: str) -> Interface:
     """Return interface ``name``; raises UserError if it has no address or is down."""
-    import psutil
-
-    states = psutil.net_if_stats()
-    if name not in states:
-        names = ", ".join(sorted(states))
-        raise UserError(f"--interface = {name!r}: must be one of {names}")
-    found = next((one for one in own_interfaces() if one.name == name), None)
-    if found is None or not states[name].isup:
-        raise UserError(f"--interface = {name!r}: is down, or has no address")
-    return found
+    known = {one.name: one for one in reversed(own_interfaces())}
+    if name not in known:
+        names = ", ".join(sorted(known))
+        line = f"must be one of {names}, which are up and have an address"
+        raise UserError(f"--interface = {name!r}: {line}")
+    return known[name]
 
 
 def interface_towards(address: str) -> Interface:

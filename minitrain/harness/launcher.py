@@ -1,5 +1,9 @@
 """Launchers of ranks: a function from Python or a notebook, or a module under torchrun.
 
+:func:`run_as_ranks` makes one script both launcher and rank, on one or more hosts. Lost
+ranks are restarted from the newest checkpoint; user errors are not. A bug first looks
+like a lost rank; when it recurs at the same step, it is raised.
+
 Ranks rendezvous through a file in a private folder, a failure is raised as one
 exception that names the rank, and no process is left behind: ranks exit with the
 process that started them, even after kill -9. torchrun runs inside the launching
@@ -8,12 +12,16 @@ several hosts each torchrun knows only its own ranks; the hosts are connected by
 :mod:`minitrain.harness.host_rendezvous`.
 """
 
+import importlib.util
 import logging
+import math
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,27 +32,30 @@ from minitrain.comm.store import (
     HOSTS,
     INTERFACES,
     MEET_AT,
+    RUN_ID,
     STORE,
     interfaces,
+    names_of_a_rank,
+    our_store,
     variables,
 )
 from minitrain.comm.torch_private import HashStore
-from minitrain.core.errors import UserError
+from minitrain.core.errors import RankError, UserError
 from minitrain.core.files import writing
+from minitrain.core.printable import note
 from minitrain.core.signals import LAUNCHER_PID
 from minitrain.harness.hang_monitor import HangMonitor
-from minitrain.harness.host_rendezvous import HostRendezvous
-from minitrain.harness.rank import PAYLOAD
+from minitrain.harness.host_rendezvous import HostRendezvous, join_hosts
+from minitrain.harness.hosts import Hosts
+from minitrain.harness.rank import PAYLOAD, as_rank
 from minitrain.harness.run_dir import private_folder
 from minitrain.harness.stack_dump import native_words
 
-RANK_PROGRAM = "minitrain.harness.rank"
 RENDEZVOUS = "minitrain"
-# torchrun would forward signals, and each rank print a traceback. Stages raise an
-# exception instead (minitrain.core.signals), on which torchrun sends SIGTERM.
-SIGNALS = "none"
-# from SIGTERM to SIGKILL
-SHUTDOWN_S = 2
+# addresses, ports and pids, which differ between attempts
+CHANGING = re.compile(r"0x[0-9a-f]+|\d{4,}")
+# not caused by the code: a scheduler or the OOM killer may kill twice at one step
+FROM_OUTSIDE = ("killed by SIGKILL", "killed by SIGTERM", "stopped")
 
 
 def rank_environment(rank: int, world_size: int, folder: Path) -> dict[str, str]:
@@ -110,7 +121,7 @@ def launch(
 def _start(environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     return subprocess.Popen(
-        [sys.executable, "-m", RANK_PROGRAM],
+        [sys.executable, "-m", "minitrain.harness.rank"],
         env={**os.environ, **environment, "PYTHONPATH": path},
         stdin=subprocess.DEVNULL,
         # a new process group, so that its children are killed with it
@@ -182,8 +193,11 @@ def _options(folder: Path, num_ranks: int, attempt: str) -> list[str]:
         f"--rdzv-id={attempt}",
         f"--nproc-per-node={num_ranks}",
         f"--log-dir={folder}",
-        f"--signals-to-handle={SIGNALS}",
-        f"--shutdown-timeout={SHUTDOWN_S}",
+        # torchrun would forward signals, and each rank print a traceback. Stages raise
+        # an exception (minitrain.core.signals), on which torchrun sends SIGTERM, and
+        # SIGKILL after this many seconds.
+        "--signals-to-handle=none",
+        "--shutdown-timeout=2",
     ]
 
 
@@ -243,3 +257,88 @@ def _silence(package: str) -> None:
     for name in list(logging.root.manager.loggerDict):
         if name.startswith(package):
             logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+def run_as_ranks(
+    module: str,
+    body: Callable[[str], None],
+    world_size: int,
+    *,
+    threads_per_process: int,
+    preflight: Callable[[], None] = lambda: None,
+    max_restarts: int = 0,
+    hosts: Hosts | None = None,
+    timeout_s: float = 120,
+) -> None:
+    """Run ``body`` as ``world_size`` ranks; its argument is the launcher's name.
+
+    In a rank started by torchrun, runs ``body``. In any other process, calls
+    ``preflight``, then starts ``python -m module`` with the arguments of this process
+    under torchrun, or ``body`` through :func:`launch` on a torch build without
+    torchrun. If a rank is lost, restarts all up to ``max_restarts`` times (see
+    :func:`with_restarts`). Waits ``timeout_s`` seconds for the other ``hosts``, if any.
+
+    Raises:
+        UserError: this rank belongs to a run of another size.
+    """
+    # both are needed: torchrun variables can be inherited by a process that is no rank
+    if RUN_ID in os.environ and all(name in os.environ for name in names_of_a_rank()):
+        _count_all_hosts()
+        if os.environ["WORLD_SIZE"] != str(world_size):
+            raise UserError(
+                f"environment: WORLD_SIZE = {os.environ['WORLD_SIZE']} does not match "
+                f"a run of {world_size}; if torchrun did not start this process, unset "
+                f"{RUN_ID}"
+            )
+        with as_rank():
+            body("torchrun")
+        return
+    has_torchrun = importlib.util.find_spec("torch.distributed.run") is not None
+
+    def start(rendezvous: HostRendezvous | None = None) -> None:
+        options: dict[str, Any] = {"threads_per_process": threads_per_process}
+        if has_torchrun:
+            options["rendezvous"] = rendezvous
+            return torchrun(module, sys.argv[1:], world_size, **options)
+        # no limit on the duration of training; hangs are detected by heartbeat
+        launch(body, world_size, "launch", timeout_s=math.inf, **options)
+
+    preflight()
+    if hosts is None:
+        return with_restarts(start, max_restarts)
+    if not has_torchrun:
+        raise UserError("--nnodes: requires torchrun, which this torch build omits")
+    with join_hosts(hosts, timeout_s, world_size) as rendezvous:
+        with_restarts(partial(start, rendezvous), max_restarts)
+
+
+def _count_all_hosts() -> None:
+    # torchrun numbers the ranks of each host from 0; make them global
+    if our_store() is None or HOSTS not in os.environ:
+        return
+    number, count = map(int, os.environ[HOSTS].split())
+    here = int(os.environ["LOCAL_WORLD_SIZE"])
+    rank = number * here + int(os.environ["LOCAL_RANK"])
+    os.environ |= {"RANK": f"{rank}", "WORLD_SIZE": f"{count * here}"}
+    os.environ |= {"GROUP_RANK": f"{number}", "GROUP_WORLD_SIZE": f"{count}"}
+
+
+def with_restarts(attempt: Callable[[], None], max_restarts: int) -> None:
+    """Call ``attempt``, repeating it up to ``max_restarts`` times if it loses a rank.
+
+    Prints the failure on stderr before each restart. Raises the RankError if it repeats
+    the previous one at the same step, or no restart is left.
+    """
+    before: tuple[str, int | None] | None = None
+    for count in range(1, max_restarts + 2):
+        try:
+            return attempt()
+        except RankError as error:
+            what = error.what or str(error)
+            now = CHANGING.sub("", what), error.step
+            same = now == before and not what.startswith(FROM_OUTSIDE)
+            if same or count > max_restarts:
+                raise
+            before = now
+            line = " ".join(str(error).split())
+            note(f"{line}; restarting ({count} of {max_restarts})")

@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from minitrain.core.errors import UserError, did_you_mean
-from minitrain.core.nearest import nearest_file
+from minitrain.core.files import nearest_file
 from minitrain.core.params import Model
 from minitrain.data.batches import MicroBatch, causal_lm_loss
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from minitrain.core.errors import UserError, describe_os_error, is_disk_full
+from minitrain.core.files import MOST_OF_RECORDING, require_regular
 from minitrain.core.printable import note
-from minitrain.core.regular import MOST_OF_RECORDING, require_regular
 
 VERSION = 3
 ATTEMPT = re.compile(r"attempt-(0|[1-9]\d*)")

@@ -255,7 +255,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"sync": "fsdp", "precision": "fp16"}, "precision = 'fp16': must be float32 "),
     ({"optimizer": "lion"}, "optimizer = 'lion': must be 'adamw' or 'sgd'"),
-    ({"world_size": "2"}, "world_size = '2': must be an integer; remove the quotes"),
+    ({"world_size": "2"}, "world_size = '2': must be an integer"),
     ({"world_size": 1}, "world_size = 1: must be greater than or equal to 2"),
     ({"steps": 1}, "steps = 1: must be greater than or equal to 2"),
     ({"learning_rate": 0}, "learning_rate = 0: must be greater than 0"),

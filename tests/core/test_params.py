@@ -1,6 +1,5 @@
 """Reading of params.yaml, and the line for each mistake."""
 
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +32,6 @@ def test_what_is_read_is_frozen() -> None:
     assert params.train.num_steps == 100
     with pytest.raises(ValueError, match="frozen"):
         params.train.num_steps = 3  # type: ignore[misc]
-
-
-def test_every_way_to_write_a_number_is_read_as_one(path: Path) -> None:
-    """YAML 1.1 readers parse 3e-4 as text."""
-    for written in ("3e-4", "3E-4", "3.0e-4", "0.0003", ".0003"):
-        rate = f"learning_rate: {written}"
-        path.write_text(TEXT.replace("learning_rate: 0.0003", rate))
-        assert load_params(path).train.learning_rate == 0.0003
 
 
 def test_runs_are_named_by_backend_and_size(path: Path) -> None:
@@ -89,14 +80,10 @@ A_SOURCE = "must be a .csv, .txt or .jsonl file"
 # key, its value in the file, and the line after "key = "; rules for all keys are in
 # test_schema.py
 VALUES = [
-    ("train.num_steps", 10.0, "10.0: must be an integer"),
-    ("equivalence.atol", True, "true: must be a number"),
     ("environment.torch", 2.13, "2.13: must be text, in quotes if it looks"),
     ("train", [1], "[1]: must be a section, which holds keys"),
     ("train", None, "null: must be"),
     ("train.learning_rate", float("nan"), "nan: must be a finite number"),
-    ("train.learning_rate", 0, "0: must be greater than 0"),
-    ("train.seed", -1, "-1: must be greater than or equal to 0"),
     ("train.seed", 2**32, "4294967296: must be less than or equal to 4294967295"),
     ("model.n_embd", 130, "130: must be a multiple of model.n_head = 4"),
     ("model.block_size", 7, "7: must be greater than or equal to 8"),
@@ -108,14 +95,11 @@ VALUES = [
     ("shard.long_samples", "drop", "'drop': must be 'split' or 'cut'"),
     ("train.num_steps", None, "null: must be a number if num_epochs is null"),
     ("train.num_epochs", 2, None),
-    ("train.optimizer", "SGD", "'SGD': must be 'adamw' or 'sgd' (did you mean sgd?)"),
     ("train.num_warmup_steps", 100, "100: must be below the number of steps, 100"),
-    ("launch.max_restarts", -1, "-1: must be greater than or equal to 0"),
     ("launch.max_restarts", 101, "101: must be less than or equal to 100"),
     ("baseline.num_rounds", 4, "4: must be greater than or equal to 5"),
     ("gloo.world_sizes", [], "[]: must have at least 1 item"),
     ("nccl.world_sizes", [2, 2], "[2, 2]: must be a list that holds each value once"),
-    ("gloo.world_sizes", 2, "2: must be a list, such as [1, 2]"),
 ]
 
 
@@ -138,29 +122,7 @@ def test_value_that_is_refused(path: Path) -> None:
         assert line == f"{told}, from {section}.world_sizes"
 
 
-POSITIVE = [
-    "corpus.num_sentences",
-    "model.n_layer",
-    "model.n_head",
-    "model.n_embd",
-    "train.num_steps",
-    "train.num_warmup_steps",
-    "train.global_batch_size",
-    "train.threads_per_process",
-    "train.hash_every",
-    "baseline.steps_per_round",
-    "checkpoint.every_steps",
-    "checkpoint.keep",
-    "launch.timeout_s",
-]
-
-
-def test_zero_and_below_where_positive_is_needed(path: Path) -> None:
-    for key, value in product(POSITIVE, [0, -3]):
-        line = f"{path}: {key} = {value}: must be greater than or equal to 1"
-        assert line_of(path, {key: value}) == line
-
-
+MAY_BE_0 = ("corpus.seed", "train.seed", "launch.max_restarts")
 NUMBERS = {
     f"{section}.{key}": value
     for section, keys in load_params(PARAMS_FILE).model_dump().items()
@@ -177,3 +139,7 @@ def test_number_that_no_c_type_takes_is_one_line(path: Path) -> None:
         others = {"train.num_steps": None} if "epochs" in key else {}
         line = f"{path}: {key} = {value}: must be less than or equal to "
         assert line_of(path, others | {key: value}).startswith(line)
+        # nor one that means nothing
+        least = -1 if key in MAY_BE_0 else 0
+        line = f"{path}: {key} = {least}: must be greater than "
+        assert line_of(path, others | {key: least}).startswith(line)

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +16,6 @@ from minitrain.core.files import read_json, sha256_file
 from minitrain.data import shards as data
 from minitrain.data.shards import (
     Samples,
-    deal_back,
     decode,
     first_texts,
     make_shard,
@@ -97,12 +95,6 @@ def test_index_counts_by_hand(folder: Path) -> None:
     assert first_texts(folder) == ["a", "bb", "ccc"]
 
 
-@given(st.lists(st.text("abc", max_size=4), min_size=5, max_size=20), st.integers(1, 5))
-def test_dealing_back_undoes_dealing(texts: list[str], world_size: int) -> None:
-    shards = [samples_of(make_shard(r, world_size, texts)) for r in range(world_size)]
-    assert deal_back(shards) == samples_of(texts).sha256()
-
-
 @pytest.mark.parametrize("world_size", [1, 2, 5, 11])
 def test_files_hold_the_samples_of_each_rank(tmp_path: Path, world_size: int) -> None:
     folder = tmp_path / "shards"
@@ -158,21 +150,6 @@ def test_shards_on_disk_that_are_not_the_corpus(
     with pytest.raises(EvidenceError, match="the shards together are not the corpus"):
         write_shards(tmp_path / "world-2", samples_of(ELEVEN), 2)
     assert not (tmp_path / "world-2" / "index.json").exists()
-
-
-WRONG_DEALS: list[Callable[..., Any]] = [
-    lambda r, w, x: x[len(x) * r // w : len(x) * (r + 1) // w],
-    lambda r, w, x: x[r:],
-    lambda r, w, x: np.append(x[r::w], x[r]),
-    lambda r, w, x: x[r::w][:-1],
-]
-
-
-def test_dealing_that_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for index, deal in enumerate(WRONG_DEALS):
-        monkeypatch.setattr(data, "make_shard", deal)
-        with pytest.raises(EvidenceError, match="together are not the corpus"):
-            write_shards(tmp_path / str(index), samples_of(ELEVEN), 2)
 
 
 # "abcdefghi" is 11 tokens, 10 targets. Blocks of 8 split it into 8 tokens (7 targets)

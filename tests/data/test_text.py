@@ -3,16 +3,12 @@
 from itertools import pairwise
 from pathlib import Path
 
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from one_line import refusal
 
-from minitrain.core import files
 from minitrain.core.files import write_jsonl
 from minitrain.data.text import (
-    BOUNDARY,
-    VOCAB_SIZE,
     fit_to_block,
     read_corpus,
     tokenize,
@@ -74,28 +70,9 @@ def test_file_that_is_refused(tmp_path: Path) -> None:
         assert not (tmp_path / "corpus.jsonl").exists()
 
 
-def test_line_that_is_too_long_to_hold(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(files, "LONGEST_LINE", 3 << 20)
-    path = tmp_path / "mine.txt"
-    path.write_bytes(b"ok\n" + b"a" * (4 << 20))
-    found = refusal(list, read_corpus(path))
-    assert found == f"{path}: a line of more than 3 MiB: must hold one sample per line"
-
-
 def test_tokens_are_bytes_between_boundaries() -> None:
     # ö is 0xC3 0xB6 in UTF-8
     assert list(tokenize("hö")) == [255, 104, 195, 182, 255]
-
-
-@pytest.mark.slow
-@given(st.text())
-def test_boundary_never_occurs_inside(text: str) -> None:
-    tokens = tokenize(text.encode("utf-8", "replace").decode())
-    assert BOUNDARY not in tokens[1:-1]
-    assert tokens[:1] == tokens[-1:] == BOUNDARY
-    assert max(tokens) < VOCAB_SIZE
 
 
 def test_split_by_hand() -> None:

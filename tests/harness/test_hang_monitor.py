@@ -32,36 +32,27 @@ def late(watch: HangMonitor) -> RankError | None:
     return watch.verdict
 
 
+@pytest.mark.parametrize(
+    ("phase", "where"), [("setup", "step"), ("", "heartbeat")], ids=["setup", "imports"]
+)
 def test_start_up_has_a_limit_of_its_own(
+    phase: str,
+    where: str,
     tmp_path: Path,
     process: subprocess.Popen[bytes],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Building the model may take longer than a phase of a step."""
-    mine = make_place(file_of(tmp_path, 0))
-    mine.limit(0.05)
-    watch = HangMonitor(tmp_path, lambda: {0: process.pid})
-
-    mine.mark(0, "setup")
-    assert late(watch) is None
-    monkeypatch.setattr("minitrain.harness.hang_monitor.STARTUP_S", 0.1)
-    assert "no answer within 0.1 s, hangs before its first step" in str(late(watch))
-
-
-def test_rank_that_never_begins_is_named(
-    tmp_path: Path,
-    process: subprocess.Popen[bytes],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """It has no heartbeat, as with a hang during import."""
+    """Imports and building the model may take longer than a phase of a step."""
     monkeypatch.setattr("minitrain.harness.hang_monitor.STOPPED_S", 0.05)
+    if phase:
+        mine = make_place(file_of(tmp_path, 0))
+        mine.limit(0.05)
+        mine.mark(0, phase)
     watch = HangMonitor(tmp_path, lambda: {0: process.pid})
-
     assert late(watch) is None
     monkeypatch.setattr("minitrain.harness.hang_monitor.STARTUP_S", 0.1)
-    assert "no answer within 0.1 s, hangs before its first heartbeat" in str(
-        late(watch)
-    )
+    line = f"no answer within 0.1 s, hangs before its first {where}"
+    assert line in str(late(watch))
 
 
 @pytest.mark.parametrize("limit_s", [1, 1.5])

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from minitrain.core.errors import RankError, UserError
-from minitrain.harness.ranks import with_restarts
+from minitrain.harness.launcher import with_restarts
 
 BUG = "RuntimeError: bug at 0x7f00ab, port {}"
 

@@ -58,40 +58,26 @@ def test_next_launch_removes_what_kill_9_left_and_nothing_that_lives() -> None:
     assert not living.exists()
 
 
-def test_what_another_user_put_there_stays(
+def test_what_is_of_others_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Opening the pipe would wait forever for a writer."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    (tmp_path / "somewhere").mkdir()
+    host = socket.gethostname()
+    folders = ["somewhere", f"{PREFIX}2-abcdefgh", "minitrain-strategies-abcdefgh"]
+    for name in (*folders, f"minitrain-meeting-another{host}-abcdefgh"):
+        (tmp_path / name).mkdir()
     (tmp_path / f"{PREFIX}aaaaaaaa").symlink_to(tmp_path / "somewhere")
     os.mkfifo(tmp_path / f"{PREFIX}bbbbbbbb")
-    assert remove_abandoned() == []
-    foreign = tmp_path / f"{PREFIX}cccccccc"
-    foreign.mkdir()
+    with private_folder() as mine:
+        assert mine.name.startswith(f"minitrain-meeting-{host}-")
+        assert mine.stat().st_mode & 0o777 == 0o700
+    # of another user
+    (tmp_path / f"{PREFIX}cccccccc").mkdir()
     user = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: user + 1)
     assert remove_abandoned() == []
-    assert len([*tmp_path.iterdir()]) == 4
-
-
-def test_folders_of_others_stay() -> None:
-    temporary = Path(tempfile.gettempdir())
-    names = [
-        f"minitrain-meeting-another{socket.gethostname()}-abcdefgh",
-        f"{PREFIX}2-abcdefgh",
-        "minitrain-strategies-abcdefgh",
-    ]
-    others = [temporary / name for name in names]
-    for folder in others:
-        folder.mkdir()
-    with private_folder() as mine:
-        # the host that it belongs to
-        assert mine.name.startswith(f"minitrain-meeting-{socket.gethostname()}-")
-        assert mine.stat().st_mode & 0o777 == 0o700
-        assert all(folder.exists() for folder in others)
-    for folder in others:
-        folder.rmdir()
+    assert len([*tmp_path.iterdir()]) == 7
 
 
 def test_folder_taken_for_abandoned_while_it_was_made(

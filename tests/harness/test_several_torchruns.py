@@ -15,7 +15,7 @@ from minitrain.core.errors import run_stage
 from minitrain.harness import host_rendezvous as rendezvous
 from minitrain.harness.hosts import Hosts, Interface
 from minitrain.comm.store import interfaces
-from minitrain.harness.ranks import run_as_ranks
+from minitrain.harness.launcher import run_as_ranks
 
 number, port, late, code = map(int, sys.argv[1:])
 rendezvous.REPORTS_S = 1.0

@@ -16,12 +16,12 @@ from waiting import GENEROUS_S, wait_for
 from minitrain.comm.store import ENVIRONMENT
 from minitrain.core.errors import RankError
 from minitrain.harness.failures import read_report, write_report
-from minitrain.harness.ranks import run_as_ranks
+from minitrain.harness.launcher import run_as_ranks
 
 TORCHRUN = """
 import sys
 from minitrain.core.errors import UserError, run_stage
-from minitrain.harness.ranks import run_as_ranks
+from minitrain.harness.launcher import run_as_ranks
 
 def body(launcher):
     from minitrain.comm.groups import barrier, distributed

@@ -19,7 +19,7 @@ from pathlib import Path
 from minitrain.comm.groups import barrier, distributed
 from minitrain.comm.heartbeat import my_heartbeat
 from minitrain.core.errors import UserError, run_stage
-from minitrain.harness.ranks import run_as_ranks
+from minitrain.harness.launcher import run_as_ranks
 
 FAULT_AT = 2
 
