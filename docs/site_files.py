@@ -1,11 +1,13 @@
-"""What the site is made of: all files that git tracks, at their own places.
+"""The files of the site: all files that git tracks, at their own places.
 
 A hook of mkdocs.yml. MkDocs knows one folder of pages, and pages here link to studies,
 code and results outside of it.
 """
 
+import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import yaml
 from mkdocs.config.defaults import MkDocsConfig
@@ -15,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Take the files of the repository for those of docs/; the theme's stay."""
+    """Replace the files of docs/ by all files of the repository; keep the theme's."""
     for file in [file for file in files if file.src_dir == config.docs_dir]:
         files.remove(file)
     for path in tracked():
@@ -26,15 +28,21 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
+def on_page_content(html: str, **_: Any) -> str:
+    """Drop the marks of reStructuredText, such as ``:func:``, from docstrings."""
+    html = html.replace("::</p>", ":</p>")
+    return re.sub(r":(?:class|data|func|meth|mod):(<code>)~?", r"\1", html)
+
+
 def tracked() -> list[str]:
-    """New files that git does not ignore among them."""
+    """Return the tracked files, and new ones that git does not ignore."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.check_output(command, cwd=ROOT, text=True).splitlines()
     return [path for path in listed if (ROOT / path).is_file()]
 
 
 def unmade() -> list[str]:
-    """What a study will make, and its README already shows."""
+    """Return outputs of studies that are not there yet but shown in a README."""
     paths = [
         pipeline.with_name(out if isinstance(out, str) else next(iter(out)))
         for pipeline in ROOT.glob("studies/*/dvc.yaml")

@@ -109,7 +109,7 @@ def of_data(data: Path, run: str, world_size: int) -> dict[str, Any]:
 
 def messages(params: Params, folder: Path, world_size: int) -> dict[str, int | None]:
     """How often rank 0 calls a collective in a step, and with how many bytes; None of
-    one process, which has nobody to send to, whatever DDP calls.
+    one process, which sends nothing even if DDP calls a collective.
     """
     if world_size == 1:
         return {"calls a step": None, "bytes a step": None}

@@ -1,7 +1,7 @@
 """The step account: components of the time of a step, which add up to the step.
 
 The stamps of :mod:`minitrain.train.clock` leave no gaps, so the components of a plain
-step add up exactly. docs/reference.md defines each of them.
+step add up exactly. docs/reference/times.md defines each of them.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

@@ -2,7 +2,7 @@
 
 Ranks synchronize in every step, so a step takes as long as its slowest rank while the
 others wait. Ranks are therefore compared by their own work, before any waiting. The
-input are rows of :mod:`minitrain.train.clock`; docs/reference.md has the definitions.
+input are rows of :mod:`minitrain.train.clock`, defined in docs/reference/times.md.
 """
 
 import math

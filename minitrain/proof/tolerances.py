@@ -2,7 +2,7 @@
 
 Sums have different shapes there, so bits differ. Beyond a quick limit, a perturbed run
 (the twin), which starts one unit in the last place away, shows how far rounding alone
-carries each tensor (docs/reference.md).
+carries each tensor (docs/verdicts.md).
 """
 
 from collections.abc import Callable, Mapping, Sequence

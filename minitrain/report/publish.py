@@ -150,7 +150,7 @@ def _over(opponent: str, one: Comparison, busy: str | None) -> dict[str, Any]:
 
 
 def summary(f: Facts) -> dict[str, Any]:
-    """Return the content of metrics/summary.json, the DVC metric (docs/reference.md).
+    """Return the content of metrics/summary.json, described in docs/reference/files.md.
 
     Values of a busy machine are None, and ``machine_busy`` names the stage or run.
     """

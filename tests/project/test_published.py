@@ -44,7 +44,7 @@ def test_result_in_the_readme_is_that_of_the_metrics() -> None:
     require_marked("README.md", "result", result_block(ROOT / "metrics"))
 
 
-def test_scale_in_the_reference_is_that_of_the_study() -> None:
+def test_scale_in_the_docs_is_that_of_the_study() -> None:
     study = json.loads(read("studies/scale/scale.json"))
     sizes = [int(key.partition("_")[0]) for key in study if key.endswith("_sentences")]
     rows = {
@@ -58,7 +58,7 @@ def test_scale_in_the_reference_is_that_of_the_study() -> None:
         cells = [f"{study[f'{size}_sentences'][key]:,.1f} {unit}" for size in sizes]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     columns = ["", *(f"{size:,} sentences" for size in sizes)]
-    require_marked("docs/reference.md", "scale", table(columns, lines))
+    require_marked("docs/how-to/own-text.md", "scale", table(columns, lines))
 
 
 def test_cost_of_checkpoints_in_the_docs_is_that_of_the_study() -> None:

@@ -46,6 +46,12 @@ def test_site_is_built_and_asks_nobody_for_anything(tmp_path: Path) -> None:
     assert "<summary>Solution</summary>" in text
     assert "gloo-2 calls a step: more" in text
     assert "```" not in text
+    # signatures and docstrings, without marks of reStructuredText
+    api = (tmp_path / "site/docs/reference/api/index.html").read_text()
+    for name in ("minitrain.launch", "minitrain.ddp.barrier"):
+        assert f'id="{name}"' in api
+    assert "timeout_s" in api
+    assert not re.search(r":(func|class|mod):", api)
     # and so is what pages link to
     assert (tmp_path / "site/minitrain/train/loop.py").is_file()
     tags = re.findall(r"<(?:script|link|img)\b[^>]*>", text)

@@ -67,8 +67,12 @@ def reruns() -> dict[str, list[str]]:
     directly; tests/project/test_pipeline.py compares it with dvc.yaml.
     """
     text = (ROOT / "docs/what-reruns.md").read_text()
-    rows = re.findall(r"^\| `([^`]+)` \| ([^|]*) \|$", text, flags=re.MULTILINE)
-    return {key: re.findall(r"\w+", stages) for key, stages in rows}
+    rows = re.findall(r"^\| (`[^|]+`) \| ([^|]*) \|$", text, flags=re.MULTILINE)
+    return {
+        key: re.findall(r"\w+", stages)
+        for keys, stages in rows
+        for key in re.findall(r"`([^`]+)`", keys)
+    }
 
 
 @dataclass(frozen=True)
