@@ -29,6 +29,7 @@ from minitrain.proof.witness.record import (
     Gap,
     Rung,
     Task,
+    Tensors,
     compare,
     cuts,
     largest,
@@ -269,20 +270,26 @@ def _spread(computer: Computer, step: int, claim: Pass, number: int) -> Gap:
     trained = {name: p.detach() for name, p in named if p.requires_grad}
     every = 1 + sum(p.numel() for p in trained.values()) // NUM_ELEMENTS
 
+    def thinned(tensors: Tensors) -> Tensors:
+        return {name: tensor.flatten()[::every] for name, tensor in tensors.items()}
+
+    likes = thinned(trained)
+
     def chosen(one: Pass) -> Tensor:
-        parts = [one.of(n, p).flatten()[::every] for n, p in trained.items()]
+        parts = [one.of(n, like).flatten() for n, like in likes.items()]
         return torch.cat(parts).double()
 
     def drawn(seed: int, evaluate: bool = False) -> tuple[float, Tensor]:
-        bits = computer.task.precision
-        one = computer.own_precision(state, groups, bits, evaluate, seed)
+        given = state, groups, computer.task.precision, evaluate, seed, every
+        one = computer.own_precision(*given)
         return one.loss, chosen(one)
 
     losses, rows = zip(*map(drawn, range(number)), strict=True)
     values, flat = torch.tensor(losses, dtype=torch.float64), torch.stack(rows)
     if len(flat.unique(dim=0)) < number:
         return NO_GAP
-    found, mean = chosen(claim), flat.mean(0)
+    thin = Pass(claim.loss, thinned(claim.gradients))
+    found, mean = chosen(thin), flat.mean(0)
     # each draw from the mean of the others
     apart = (flat - mean).norm(dim=1) * number / (number - 1)
     gaps = []

@@ -166,17 +166,26 @@ class Computer:
             return self._compute(self.fine, state, groups, evaluate)
 
     def own_precision(
-        self, state: State, groups: Groups, bits: str, evaluate: bool, seed: int = 0
+        self,
+        state: State,
+        groups: Groups,
+        bits: str,
+        evaluate: bool,
+        seed: int = 0,
+        every: int = 1,
     ) -> Pass:
         """Compute in the run's precision; in fp16 with the largest scale of the loss
-        that does not overflow, except in eval mode (a probe).
+        that does not overflow, except in eval mode (a probe). With ``every`` k, only
+        each k-th element of a flat gradient is kept, which saves most of the time and
+        memory of a large model.
         """
         dtype, scale = SIXTEEN_BITS.get(bits), 1.0
         if bits == "fp16" and not evaluate:
             scale = LARGEST_SCALE
         for _ in range(HALVINGS):
             with torch.autocast("cpu", dtype) if dtype else nullcontext():
-                one = self._compute(self.own, state, groups, evaluate, seed, scale)
+                given = state, groups, evaluate, seed, scale, every
+                one = self._compute(self.own, *given)
             if bits != "fp16" or one.is_finite():
                 break
             scale /= 2
@@ -200,20 +209,21 @@ class Computer:
         evaluate: bool,
         seed: int = 0,
         scale: float = 1.0,
+        every: int = 1,
     ) -> Pass:
         # mean over the targets of all slices; gradients are divided by ``scale``
         seed_everything(seed)
         for module, mode in zip(model.modules(), self.modes, strict=True):
             module.training = mode and not evaluate
         before = random_state()
-        every = sum(self.task.count(part) for group in groups for part in group)
+        targets = sum(self.task.count(part) for group in groups for part in group)
         total, unit = 0.0, 0.0
         found: Tensors = {}
         for group in groups:
             # every rank starts from the same buffers, and its micro-batches change them
             model.load_state_dict(state)
             for part in group:
-                share = self.task.count(part) / every
+                share = self.task.count(part) / targets
                 # the mean over no target is NaN
                 if share:
                     model.zero_grad()
@@ -222,21 +232,24 @@ class Computer:
                     torch.autograd.backward(loss * (share * scale))
                     total += share * loss.item()
                     unit = torch.finfo(loss.dtype).eps
-                    _add_gradients(model, found)
+                    _add_gradients(model, found, every)
         for gradient in found.values() if scale != 1 else ():
             gradient /= scale
         return Pass(total, found, before != random_state(), unit)
 
 
-def _add_gradients(model: nn.Module, found: Tensors) -> None:
+def _add_gradients(model: nn.Module, found: Tensors, every: int) -> None:
     for name, parameter in model.named_parameters():
-        if parameter.grad is None:
+        gradient = parameter.grad
+        if gradient is None:
             continue
+        if every > 1:
+            gradient = gradient.flatten()[::every]
         if name in found:
-            found[name] += parameter.grad
+            found[name] += gradient
         else:
             # sums in float64 do not depend on the number of slices
-            found[name] = parameter.grad.to(torch.float64, copy=True)
+            found[name] = gradient.to(torch.float64, copy=True)
 
 
 class Float64(TorchDispatchMode):
