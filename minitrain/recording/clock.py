@@ -68,7 +68,6 @@ class Timed:
     last_gradient_ns: int | None = None
     samples: int = 0
     evals: int = 0
-    end: list[Any] = field(default_factory=list)
 
 
 class RecordingClock:

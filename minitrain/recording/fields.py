@@ -132,7 +132,7 @@ MAY_HAVE: dict[str, dict[str, Any]] = {
         **dict.fromkeys(("reductions", "in_eval"), Count),
         **dict.fromkeys(("carried", "touched"), Names),
         **dict.fromkeys(("replaced", "drawn", "also"), Texts),
-        **dict.fromkeys(("sharded", "not_finite", "dropout"), StrictBool),
+        **dict.fromkeys(("sharded", "not_finite"), StrictBool),
         "unpadded": list[list[Names]],
         "passes": dict[str, list[Sketch]],
         "unlabelled": list[Names],

@@ -215,25 +215,18 @@ def _callers() -> Iterator[FrameType]:
 
 
 def acts_in_training(inner: nn.Module) -> bool:
-    """Return whether a module of ``inner`` is in training mode that computes something
-    else in evaluation mode.
+    """Return true if a module of ``inner`` is in training mode and would compute
+    something else in evaluation mode: dropout or batch norm.
     """
-    return any(m.training and _acts_in_training(m) for m in inner.modules())
-
-
-def _acts_in_training(module: nn.Module) -> bool:
-    if isinstance(module, _DropoutNd):
-        return module.p > 0
-    # of attention and of recurrent layers
-    share = getattr(module, "dropout", None)
-    drops = isinstance(share, float) and share > 0
-    return drops or (isinstance(module, _NormBase) and module.track_running_stats)
-
-
-def has_dropout(inner: nn.Module) -> bool:
-    """Return whether a dropout module of ``inner`` draws random numbers now."""
-    modules = inner.modules()
-    return any(isinstance(m, _DropoutNd) and m.training and m.p > 0 for m in modules)
+    for module in inner.modules():
+        # attention and recurrent layers have the share in ``dropout``
+        name = "p" if isinstance(module, _DropoutNd) else "dropout"
+        share = getattr(module, name, None)
+        drops = isinstance(share, float) and share > 0
+        norms = isinstance(module, _NormBase) and module.track_running_stats
+        if module.training and (drops or norms):
+            return True
+    return False
 
 
 class Wrappers:

@@ -1,15 +1,14 @@
 """Rules between the ranks of a data-parallel run, checked on their rows.
 
-Pure functions: a row is a line of a recording, and rows are those of the same step of
-all ranks, in rank order. A fault is told once, at its root: where gradients differ,
-the parameters that follow are not reported.
+A rule is a pure function: a row is a line of a recording, and ``rows`` has the row of
+each rank for the same step, in rank order. A fault is reported once, at its root: if
+gradients differ, the parameters that follow from them are not reported.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 
 from minitrain.recording import rules_of_gradients as of_gradients
-from minitrain.recording import rules_of_inputs as of_inputs
-from minitrain.recording import rules_of_progress as of_progress
+from minitrain.recording import rules_of_steps as of_steps
 from minitrain.recording.alarm import (
     Alarm,
     Row,
@@ -21,6 +20,7 @@ from minitrain.recording.alarm import (
     note,
     unlike,
 )
+from minitrain.recording.format import Recording
 from minitrain.recording.rules_of_parameters import (
     NOT_BROADCAST,
     parameters,
@@ -29,7 +29,7 @@ from minitrain.recording.rules_of_parameters import (
 
 # passes of a run that need not be a training: to try a model, or to profile it
 MOST_OF_A_TRIAL = 3
-# what takes parameters apart where it is unlike
+# rules whose faults make parameters differ
 LEADS = {"gradients", "learning rates", "optimizer settings"}
 
 
@@ -43,7 +43,6 @@ def alarms_of(rows: Rows, before: Rows | None) -> list[Alarm]:
         cause = "unlike numbers of batches, or of steps, on ranks"
         return [Alarm("steps", step, f"at {against(places, ranks)}", cause, ranks)]
     found = [one for rule in RULES for one in rule(rows, before)]
-    # parameters follow from those
     if not any(one.rule in LEADS and one.ranks and one.severe for one in found):
         noted = any(one.rule == "gradients" for one in found)
         found += parameters(rows, before, by_rounding=noted)
@@ -51,7 +50,7 @@ def alarms_of(rows: Rows, before: Rows | None) -> list[Alarm]:
 
 
 def place(row: Row) -> str:
-    """Return where the rank is that sent this row."""
+    """Return the place in the run of the rank that sent this row."""
     if row["kind"] != "step":
         return {"recording": "the start", "end": "the end"}.get(row["kind"], "?")
     optimizer = row.get("optimizer", 0)
@@ -84,14 +83,14 @@ def alarms_at_end(
         cause = "unlike numbers of batches on ranks"
         yield alarm(ends, "steps", what, cause, ranks=ranks)
         return
-    yield from of_progress.evaluation_mode(ends)
+    yield from of_steps.evaluation_mode(ends)
     yield from also(ends)
     yield from _unseen(ends, start)
     yield from parted_at_the_end(ends, before)
 
 
 def _unseen(ends: Rows, start: Rows) -> Iterable[Alarm]:
-    # all that a recorder can be blind to looks as if it were not done
+    # the recorder may have been blind to them
     steps, passes = ends[0]["step"], max(end["forwards"] for end in ends)
     if steps and not passes:
         what = f"{steps} steps and no forward pass of the training"
@@ -109,7 +108,7 @@ def _unseen(ends: Rows, start: Rows) -> Iterable[Alarm]:
 
 def buffers(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
     """Buffers are equal on all ranks as the first forward pass of the step begins; a
-    note if no wrapper is there to make them so.
+    note if no wrapper is to broadcast them.
     """
     name, ranks = first_unlike([hashes(row, "buffers") for row in rows])
     if ranks:
@@ -123,7 +122,7 @@ def buffers(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
 
 
 def also(rows: Rows, before: Rows | None = None) -> Iterable[Alarm]:
-    """Modules beside the model are equal on all ranks that record them."""
+    """Modules given by ``also`` are equal on all ranks that record them."""
     have = [rank for rank, row in enumerate(rows) if "also" in row]
     name, found = first_unlike([rows[rank]["also"] for rank in have])
     if found:
@@ -134,23 +133,118 @@ def also(rows: Rows, before: Rows | None = None) -> Iterable[Alarm]:
 
 
 RULES: tuple[Callable[[Rows, Rows | None], Iterable[Alarm]], ...] = (
-    of_progress.evaluation_mode,
-    of_inputs.unread,
-    of_inputs.same_samples,
-    of_progress.forward_passes,
-    of_progress.learning_rates,
-    of_progress.settings,
+    of_steps.evaluation_mode,
+    of_steps.unread,
+    of_steps.same_samples,
+    of_steps.forward_passes,
+    of_steps.learning_rates,
+    of_steps.settings,
     buffers,
-    of_progress.wrappers,
+    of_steps.wrappers,
     of_gradients.gradients,
-    of_progress.carried,
-    of_progress.touched,
+    of_steps.carried,
+    of_steps.touched,
     of_gradients.no_gradient,
-    of_progress.not_finite,
-    of_progress.unmoved,
-    of_progress.not_held,
-    of_progress.synchronized_often,
-    of_inputs.random_numbers,
-    of_inputs.shared_generators,
+    of_steps.not_finite,
+    of_steps.unmoved,
+    of_steps.not_held,
+    of_steps.synchronized_often,
+    of_steps.random_numbers,
+    of_steps.shared_generators,
     also,
 )
+
+
+class Judge:
+    """Applies the rules to a run: headers, steps and ends of all ranks, in its order.
+
+    Each fault is reported once. A note does not suppress a later alarm of its rule.
+    ``is_apart``: ranks are at different places of the run. They never come together
+    again, so nothing more is compared.
+    """
+
+    def __init__(self) -> None:
+        self.is_apart = False
+        # the rows of the recorded step before, by optimizer
+        self._before: dict[int, Rows] = {}
+        # tensors in the findings so far, by rule and severity
+        self._told: dict[tuple[str, bool], set[str]] = {}
+        # the first step with a batch, by its hash
+        self._read: dict[int, int] = {}
+        self._start: Rows = ()
+        # the first step of any optimizer
+        self._first: Rows = ()
+
+    def see(self, rows: Rows) -> list[Alarm]:
+        """Return the findings in ``rows`` that were not reported before."""
+        return self.new([] if self.is_apart else self._all(rows))
+
+    def _all(self, rows: Rows) -> Iterable[Alarm]:
+        kinds = {row["kind"] for row in rows}
+        if kinds == {"recording"}:
+            self._start = rows
+            return alarms_at_start(rows)
+        if kinds == {"end"}:
+            return alarms_at_end(rows, [*self._before.values()], self._start)
+        places = {(row["kind"], row.get("optimizer"), row.get("step")) for row in rows}
+        self.is_apart = len(places) > 1
+        if self.is_apart:
+            return alarms_of(rows, None)
+        before = self._before.get(rows[0]["optimizer"])
+        self._before[rows[0]["optimizer"]] = rows
+        self._first = self._first or rows
+        found = [*alarms_of(rows, before), *self._read_again(rows)]
+        return [*found, *of_steps.padding(rows, self._first)]
+
+    def _read_again(self, rows: Rows) -> Iterable[Alarm]:
+        # at any step before, as the first batch of an epoch is
+        steps = {}
+        for rank, row in enumerate(rows):
+            if of_steps.samples(row):
+                key = hash(
+                    (
+                        rank,
+                        row["optimizer"],
+                        *of_steps.samples(row),
+                        *of_steps.beside(row),
+                    )
+                )
+                steps[rank] = self._read.setdefault(key, row["step"])
+        ranks = [rank for rank, step in steps.items() if step < rows[rank]["step"]]
+        return of_steps.batch_again(rows, ranks, steps[ranks[-1]]) if ranks else []
+
+    def new(self, found: Iterable[Alarm]) -> list[Alarm]:
+        """Return those of ``found`` that were not reported before."""
+        new = []
+        for one in found:
+            key = one.rule, one.severe
+            told = self._told.get(key)
+            # a few tensors, which may be intended, do not suppress many
+            if told is None or len({*one.tensors} - told) > len(told):
+                self._told[key] = {*(told or ()), *one.tensors}
+                new.append(one)
+        return new
+
+
+def alarms_in(recording: Recording) -> dict[str, bool]:
+    """Return the findings of the rules as lines, each with its severity: those in the
+    rows, and those that only the run could have, such as a missing rank.
+    """
+    ranks = [recording.ranks[rank] for rank in sorted(recording.ranks)]
+    found = []
+    if not recording.missing:
+        judge = Judge()
+        found += judge.see([one.header for one in ranks])
+        for key in ranks[0].steps:
+            rows = [one.steps[key] for one in ranks if key in one.steps]
+            if len(rows) == len(ranks):
+                found += judge.see(rows)
+        if all(one.end for one in ranks):
+            found += judge.see([one.end for one in ranks if one.end])
+    again = {(one.rule, one.severe) for one in found}
+    lines = {one.line: one.severe for one in found}
+    for row in (row for one in ranks for row in one.alarms):
+        severe = row["kind"] == "alarm"
+        if (row["rule"], severe) not in again:
+            lines[row["line"]] = severe
+    return {line.removeprefix("minitrain: "): severe for line, severe in lines.items()}

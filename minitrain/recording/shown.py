@@ -6,8 +6,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from minitrain.recording.findings import alarms_in
 from minitrain.recording.format import Recording, read_recording
+from minitrain.recording.rules import alarms_in
 from minitrain.recording.times import Times, read_times
 
 

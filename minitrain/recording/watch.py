@@ -1,7 +1,12 @@
-"""The rules at work while the run goes on: rows of all ranks in, alarms out.
+"""Exchange between ranks while they record: rows to be judged, and meetings.
 
 Each rank puts its rows into the store of the run's process group and waits for none.
-Rank 0 judges the rows of a step when all are there, and puts there what it found.
+Rank 0 judges the rows of a step when all are there, and stores its findings.
+
+If each rank holds a part of the parameters, putting these together is a collective in
+the run's own group. A rank at another place of the run would answer it with another
+collective, and both would hang, or abort. So ranks meet first: each stores its place,
+and the first to know decides for all, once. A rank that came too late learns of it.
 """
 
 import json
@@ -18,18 +23,98 @@ import torch.distributed as dist
 from minitrain.comm.torch_private import HashStore, PrefixStore, Store
 from minitrain.core.errors import EvidenceError
 from minitrain.core.printable import note
-from minitrain.recording.alarm import Alarm
-from minitrain.recording.findings import Judge
+from minitrain.recording.alarm import Alarm, against, unlike
 from minitrain.recording.format import Row, line_of
-from minitrain.recording.meetings import Meetings, wait_until
-from minitrain.recording.rules import place
+from minitrain.recording.rules import Judge, place
 
 # a TCPStore takes 8 MiB at a time, and cuts the connection of a rank that sends more
 PIECE = 1 << 22
-# each of a process has another name, the same on all ranks
+# recorders of a process are numbered, equally on all ranks
 _numbers = count()
 # what a rank sends that ends early: no row of it follows
 LEFT = '{"kind": "left"}'
+# keys are most often there at once; a longer wait must not take a core
+POLL_S, FIRST_POLL_S = 0.005, 0.0001
+# a store takes an empty text for a missing key
+AGREED = "null"
+SO = "; sharded tensors need all ranks, so the recording ends here"
+
+
+def wait_until(is_done: Callable[[], bool], limit_s: float) -> bool:
+    """Return whether something is done, as soon as it is, or after the limit."""
+    deadline, pause = time.monotonic() + limit_s, FIRST_POLL_S
+    while not is_done():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(pause)
+        pause = min(2 * pause, POLL_S)
+    return True
+
+
+class Meetings:
+    """Meetings of ``world_size`` ranks by a ``store``. Each rank comes to all, in the
+    same order.
+    """
+
+    def __init__(
+        self, store: Store, rank: int, world_size: int, timeout_s: float
+    ) -> None:
+        self.store, self.rank, self.world_size = store, rank, world_size
+        self.timeout_s = timeout_s
+        self._number = self._step = 0
+
+    def come(self, place: str, step: int) -> Alarm | None:
+        """Wait for the others, ``timeout_s`` at most. None if all came to this
+        ``place`` of the run; else why not, which every rank hears that comes to this
+        meeting, however late.
+        """
+        key = f"meeting {self._number}"
+        try:
+            self.store.set(f"at {self.rank}", json.dumps([self._number, place]))
+            is_last = self.store.add(f"{key} came", 1) == self.world_size
+            is_decided = not is_last and wait_until(
+                lambda: self.store.check([key]), self.timeout_s
+            )
+            found = None if is_decided else self._found(place, step)
+            decided = self._decide(key, found)
+            if is_last:
+                # all have come to the one after it
+                for end in ("", " came"):
+                    self.store.delete_key(f"meeting {self._number - 1}{end}")
+        except RuntimeError:
+            # the store goes with the rank that has it
+            decided = Alarm("ranks", step, f"a rank has gone before {place}{SO}")
+        self._number, self._step = self._number + 1, step
+        return decided
+
+    def leave(self) -> None:
+        """Come to no more of them; a rank that waits in the next one, or comes there,
+        hears it. Harmless to call twice.
+        """
+        what = f"at the end, while the others go on{SO}"
+        gone = Alarm("ranks", self._step, what, ranks=[self.rank])
+        with suppress(RuntimeError):
+            self._decide(f"meeting {self._number}", gone)
+
+    def _decide(self, key: str, found: Alarm | None) -> Alarm | None:
+        # what was decided before, or else what this rank found
+        mine = AGREED if found is None else json.dumps(vars(found))
+        decided = json.loads(self.store.compare_set(key, "", mine))
+        return None if decided is None else Alarm(**decided)
+
+    def _found(self, place: str, step: int) -> Alarm | None:
+        everyone = range(self.world_size)
+        came = [rank for rank in everyone if self.store.check([f"at {rank}"])]
+        told = self.store.multi_get([f"at {rank}" for rank in came])
+        at = {rank: json.loads(one) for rank, one in zip(came, told, strict=True)}
+        if late := [r for r in everyone if r not in at or at[r][0] < self._number]:
+            what = f"did not come to {place} within {self.timeout_s:g} s{SO}"
+            return Alarm("ranks", step, what, ranks=late)
+        places = [at[rank][1] for rank in everyone]
+        if ranks := unlike(places):
+            what = f"at {against(places, ranks)}{SO}"
+            return Alarm("steps", step, what, ranks=ranks)
+        return None
 
 
 class Watch:
