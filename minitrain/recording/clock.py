@@ -1,7 +1,7 @@
-"""The clock of a recording: where the time of every step goes, by hooks of torch.
+"""The clock of a recording: the time of each phase of a step, by hooks of torch.
 
 Stamps follow each other without a gap, from the end of one optimizer step to the end of
-the next, so that the parts add up to the step: data until the forward pass begins;
+the next, so that the phases add up to the step: data until the forward pass begins;
 forward until a gradient reaches what the model returned, the loss included; backward
 until the last gradient of this rank; exposed communication until backward returns, with
 DDP's own callback; other, such as clipping, until the optimizer begins; optimizer. Over
@@ -62,7 +62,7 @@ def host() -> str:
 
 @dataclass
 class Timed:
-    """A step: the stamps that began and ended each part, one or more pairs."""
+    """A step: pairs of stamps at the begin and end of each phase, and its counts."""
 
     spans: list[tuple[str, Any, Any]] = field(default_factory=list)
     last_gradient_ns: int | None = None
@@ -94,7 +94,7 @@ class RecordingClock:
         self._at = self._now()
 
     def mark(self, part: str, then: "Phase") -> None:
-        """Book the time since the last stamp to ``part``; ``then`` is what begins."""
+        """Book the time since the last stamp to ``part``; phase ``then`` begins."""
         now = self._now()
         self._timed.spans.append((part, self._at, now))
         self._at, self.phase, self.stamped_s = now, then, time.monotonic()
@@ -124,7 +124,7 @@ class RecordingClock:
         if not self._in_backward:
             self._in_backward = True
             self.mark("forward", "backward")
-            # those of DDP come later: it queues its own with the last gradient
+            # before DDP's, which queues its callback with the last gradient
             at_the_end_of_backward(self._last_gradient)
 
     def _last_gradient(self) -> None:

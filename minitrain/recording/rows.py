@@ -92,8 +92,8 @@ def header_of(inner: nn.Module, every: int) -> Row:
 
 
 def require_whole(inner: nn.Module) -> None:
-    """Raise UserError if, in the first forward pass, ranks hold parts of parameters
-    that cannot be put together.
+    """Raise UserError if ``inner`` is sharded in a way that the recorder cannot read;
+    call it in the first forward pass.
     """
     fsdp = sys.modules.get("torch.distributed.fsdp")
     if fsdp is None:

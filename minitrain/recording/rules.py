@@ -40,7 +40,7 @@ def alarms_of(rows: Rows, before: Rows | None) -> list[Alarm]:
     places = [place(row) for row in rows]
     if ranks := unlike(places):
         step = max(int(row.get("step", 0)) for row in rows)
-        cause = "unlike numbers of batches, or of steps, on ranks"
+        cause = "different numbers of batches, or of steps, on ranks"
         return [Alarm("steps", step, f"at {against(places, ranks)}", cause, ranks)]
     found = [one for rule in RULES for one in rule(rows, before)]
     if not any(one.rule in LEADS and one.ranks and one.severe for one in found):
@@ -58,29 +58,29 @@ def place(row: Row) -> str:
 
 
 def alarms_at_start(headers: Rows) -> list[Alarm]:
-    """Return differences of models, or of their start weights."""
+    """Return differences of the models, or of their initial weights."""
     models = [{n: str(v) for n, v in one["parameters"].items()} for one in headers]
     name, ranks = first_unlike(models)
     if ranks:
         what = against([one.get(name, "not there") for one in models], ranks)
-        cause = "ranks make unlike models: other settings, or other code"
+        cause = "ranks build different models: other settings, or other code"
         return [Alarm("model", 0, what, cause, ranks, name)]
     name, ranks = first_unlike([one["start"] for one in headers])
-    what = "unlike those of the others before the first step"
+    what = "differ from the other ranks before the first step"
     return [Alarm("parameters", 0, what, NOT_BROADCAST, ranks, name)] if ranks else []
 
 
 def alarms_at_end(
     ends: Rows, before: Sequence[Rows] = (), start: Rows = ()
 ) -> Iterable[Alarm]:
-    """Yield unlike numbers of steps, and what only the end shows; ``before`` are the
-    rows of the last recorded step of each optimizer, and ``start`` the first lines.
+    """Yield different numbers of steps, and faults that only the end shows; ``before``
+    are the rows of the last recorded step of each optimizer, ``start`` the headers.
     """
     counts = [sum(end["steps"].values()) for end in ends]
     ends = [{"step": max(counts)} | {**end} for end in ends]
     if ranks := unlike([tuple(sorted(end["steps"].items())) for end in ends]):
         what = against([f"{count} steps" for count in counts], ranks)
-        cause = "unlike numbers of batches on ranks"
+        cause = "different numbers of batches on ranks"
         yield alarm(ends, "steps", what, cause, ranks=ranks)
         return
     yield from of_steps.evaluation_mode(ends)
@@ -112,7 +112,7 @@ def buffers(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
     """
     name, ranks = first_unlike([hashes(row, "buffers") for row in rows])
     if ranks:
-        what = "unlike those of the others as the forward pass begins"
+        what = "differ from the other ranks as the forward pass begins"
         cause = "no wrapper broadcasts them: each rank keeps its own"
         severe = all(row["broadcast_buffers"] for row in rows)
         if severe:
@@ -126,7 +126,7 @@ def also(rows: Rows, before: Rows | None = None) -> Iterable[Alarm]:
     have = [rank for rank, row in enumerate(rows) if "also" in row]
     name, found = first_unlike([rows[rank]["also"] for rank in have])
     if found:
-        what = "unlike those of the others, beside the model"
+        what = "differ from the other ranks, outside the model"
         cause = "made, loaded or updated in another way on ranks, or on one alone"
         ranks = [have[number] for number in found]
         yield alarm(rows, "also", what, cause, ranks=ranks, tensor=name)
@@ -214,7 +214,7 @@ class Judge:
         return of_steps.batch_again(rows, ranks, steps[ranks[-1]]) if ranks else []
 
     def new(self, found: Iterable[Alarm]) -> list[Alarm]:
-        """Return those of ``found`` that were not reported before."""
+        """Return the findings that were not reported before."""
         new = []
         for one in found:
             key = one.rule, one.severe

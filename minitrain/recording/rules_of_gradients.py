@@ -29,25 +29,25 @@ from minitrain.recording.sketches import (
     sketches,
 )
 
-# of a tensor: what other hardware, or other threads, may make of the same sum
+# relative rounding of a tensor: other hardware, or threads, may add in another order
 ROUNDING = 1e-5
-# relative, of what is left of a fit: room for what is kept in bfloat16
+# relative rest of a fit: bfloat16 rounds as much
 CLOSE = 1e-2
 # how much better a fit must be to be taken instead of another
 BETTER = 10
-# beyond this condition number factors say nothing
+# beyond this condition number factors are meaningless
 MOST_ALIKE = 100.0
-# of a whole model's factor: far above rounding, and a clipping seldom hits it
+# relative, of the factor of a whole model: far above rounding, and clipping seldom
+# leads to it
 NEAR = 2e-4
-# of a tensor: above what 16 bits in the reduction make of it
+# relative, of a tensor: above the rounding of a reduction in 16 bits
 OFF = 0.05
 LOST = "a transfer that was lost, or a rank that was left out"
 
 
 def gradients(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
     """Gradients are equal on all ranks as the optimizer gets them, and the mean of the
-    ranks' own, up to a factor that all tensors have: that of a clipping or of a scaled
-    loss.
+    ranks' own, up to a factor of all tensors: clipping, or a scaled loss.
     """
     tables = [hashes(row, "gradients") for row in rows]
     found = {n: unlike([t.get(n) for t in tables]) for n in all_names(tables)}
@@ -85,7 +85,7 @@ def _mean(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
 
 
 def _equal_after(rows: Rows, names: Sequence[str]) -> list[str]:
-    # those that the step changes to the same on all ranks, though gradients differ
+    # parameters that the step changes equally on all ranks, though gradients differ
     found = []
     for name in names:
         after = [hashes(row, "parameters").get(name) for row in rows]
@@ -97,8 +97,8 @@ def _equal_after(rows: Rows, names: Sequence[str]) -> list[str]:
 
 
 def _clipped(rows: Rows, together: Sketches) -> Alarm | None:
-    # each rank's gradient is in the sum with another factor, below that of a mean; in
-    # a mean of all samples it goes by the number of samples
+    # each rank's gradient is in the sum with another factor, smaller than in a mean;
+    # factors that are proportional to the number of samples are a mean of samples
     parts = _factors(together.gradients[0], together.own)
     counts = [sum(map(len, row["inputs"])) for row in rows]
     if not parts or min(parts) <= 0 or max(parts) * len(rows) > 1 + CLOSE:
@@ -169,8 +169,8 @@ def _incomplete(rows: Rows, names: list[str]) -> Alarm | None:
 
 
 def _sets(names: list[str], world_size: int) -> Iterator[list[str]]:
-    # each alone, which may have a factor of its own; then some that come after each
-    # other, as in a bucket: so many that their numbers tell all ranks apart
+    # each alone, as factors may differ by tensor; then neighbours, as in a bucket: so
+    # many that their sketches distinguish all ranks
     yield from ([name] for name in names)
     size = -(-2 * world_size // BINS)
     if size > 1:
@@ -189,7 +189,7 @@ def no_gradient(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
     if still:
         what = f"no gradient, again ({len(still)} such tensors)"
         cause = "not used in the forward pass, or cut off by detach or no_grad"
-        # where ranks hold parts, gradients are there only after their reduction
+        # sharded gradients exist only after their reduction
         never = any(row.get("sharded") and not row["gradients"] for row in rows)
         if never:
             cause = "never reduced: set_requires_gradient_sync(False) in every pass"
@@ -224,12 +224,12 @@ def _of_unlike(
     # are not equal on all ranks. False: only by rounding
     none = [rank for rank, row in enumerate(rows) if differ[0] not in row["gradients"]]
     if none:
-        cause = "a part of the model that only some ranks use, without a wrapper"
+        cause = "a submodule that only some ranks use, without a wrapper"
         return f"none on {in_ranks(none)}", cause, True
     found = sketches(rows, [name for name in comparable(rows) if name in {*differ}])
     share = f"{len(differ)} of {len(rows[0]['gradients'])} tensors"
     if found is None:
-        return f"unlike those of the others ({share})", "unknown", True
+        return f"differ from the other ranks ({share})", "unknown", True
     alone = [r for r, row in enumerate(rows) if _keeps_its_own(row, *found.own_in(r))]
     if {*ranks} <= {*alone}:
         cause = _not_synchronized(rows, before, differ, alone)
@@ -243,7 +243,7 @@ def _of_unlike(
         what = f"{factor:.3g} times that of rank {usual}, and else the same"
         cause = "clipped, or scaled, by a number of its own: that of all is needed"
         return what, cause, True
-    # one of these ranks may have got less than the others
+    # the gradient of a rank may be missing from one of these
     for rank in [*ranks, usual]:
         if lacks := _lacking(found.gradients[rank], found.own):
             what = f"rank {rank} has a sum that lacks the gradient of {in_ranks(lacks)}"
@@ -254,7 +254,7 @@ def _of_unlike(
 
 
 def _keeps_its_own(row: Row, factor: float, rest: float, of_mean: float) -> bool:
-    # or a multiple of it; where a wrapper averages, all ranks may have had the same
+    # or a multiple of it. If a wrapper averages, all ranks may have read the same data
     least = ROUNDING if row["wrapper"] and row["synced"] else 0.0
     return rest < CLOSE and max(BETTER * rest, least) < of_mean
 

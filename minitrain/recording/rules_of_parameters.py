@@ -15,15 +15,15 @@ from minitrain.recording.alarm import (
 )
 
 NOT_BROADCAST = "rank 0's weights are not broadcast, or were changed after that"
-# of the model: more than gradients that are apart by rounding may come to unsaid
+# distance, as a share of the model, from which rounding is an alarm
 FAR = 1e-4
 
 
 def parameters(
     rows: Rows, before: Rows | None, by_rounding: bool = False
 ) -> Iterable[Alarm]:
-    """Parameters are equal on all ranks after the step, or near where gradients are
-    apart ``by_rounding``: then they go on apart.
+    """Parameters are equal on all ranks after the step; nearly so, if gradients differ
+    ``by_rounding``.
     """
     name, ranks = _unlike(rows)
     if not ranks:
@@ -32,9 +32,9 @@ def parameters(
     was, far = before and _unlike(before)[1], apart(rows)
     if far > FAR and (by_rounding or was) and not apart(before or rows[:1]) > FAR:
         what = f"about {far:.1g} of the model apart"
-        cause = "gradients apart by rounding, for long; or another fault beside it"
+        cause = "gradients apart by rounding, for long; or another fault as well"
         yield alarm(rows, "parameters", what, cause, **where)
-    # else it was told then, or the gradients were
+    # not if they, or the gradients, were reported before
     elif not (was or by_rounding):
         what, cause = _since(rows, before, name)
         yield alarm(rows, "parameters", what, cause, **where)
@@ -45,8 +45,8 @@ def _unlike(rows: Rows) -> tuple[str, list[int]]:
 
 
 def apart(rows: Rows) -> float:
-    """Return how far a rank's parameters are from those of the first, by their
-    sketches, as a share of their size; infinity if they are not finite on one alone.
+    """Return the largest distance of a rank's parameters from rank 0's, by sketches, as
+    a share of their size; infinity if they are not finite on one of the two.
     """
     first = rows[0]["parameters"]
     found = 0.0
@@ -62,11 +62,11 @@ def apart(rows: Rows) -> float:
 
 
 def _since(rows: Rows, before: Rows | None, name: str) -> tuple[str, str]:
-    """Return since when parameters differ, beyond the gradients, and why."""
-    step, since = rows[0]["step"], "unlike those of the others since"
+    # since when parameters differ, other than by the gradients, and why
+    step, since = rows[0]["step"], "differ from the other ranks since"
     if first_unlike([row["before"] for row in rows])[1]:
         if before is None:
-            return "unlike those of the others before the step", NOT_BROADCAST
+            return "differ from the other ranks before the step", NOT_BROADCAST
         last = before[0]["step"]
         if last + 1 == step:
             cause = "changed between two steps, and not by this optimizer"
@@ -92,10 +92,10 @@ def parted_at_the_end(ends: Rows, before: Sequence[Rows]) -> Iterable[Alarm]:
     name, ranks = _unlike(ends)
     far = apart(ends)
     parted = any(_unlike(rows)[1] for rows in before)
-    # then it was told, or gradients are apart by rounding
+    # then it was reported, or gradients differ by rounding
     told = parted and (far <= FAR or any(apart(rows) > FAR for rows in before))
     if ranks and not told:
-        what = "unlike those of the others at the end, about "
+        what = "differ from the other ranks at the end, about "
         what += f"{far:.1g} of the model apart"
         cause = "a step after the last recorded one: every=1 finds it and its cause"
         yield alarm(ends, "parameters", what, cause, ranks=ranks, tensor=name)

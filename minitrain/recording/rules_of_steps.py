@@ -19,7 +19,7 @@ from minitrain.recording.alarm import (
     unlike,
 )
 
-# a step, as a share of a parameter, that float32 may well round away
+# step length, as a share of the parameter, that float32 may round away
 ROUNDED = 1e-6
 
 
@@ -29,15 +29,15 @@ def samples(row: Row) -> list[str]:
 
 
 def beside(row: Row) -> list[str]:
-    """Return the digests of what stood beside the samples, of each pass that had it."""
+    """Return the digests of tensors other than samples, of each pass that had some."""
     return [digest for digest in row["beside"] if digest]
 
 
 def same_samples(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
     """No two ranks read the same samples, none reads one twice, and all read as many.
 
-    That all are the same is a fault. Data may hold the same sample several times, so
-    that some are is worth a note where it is so at two recorded steps in a row.
+    It is a fault if all samples are the same. Data may hold a sample several times, so
+    some equal samples are a note, at two recorded steps in a row.
     """
     if found := _twins(rows, before):
         first, ranks = found
@@ -51,12 +51,12 @@ def same_samples(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
     counts = [len(samples(row)) for row in rows]
     if len({*counts}) > 1:
         what = f"{', '.join(map(str, counts))} samples on ranks in order"
-        cause = "the mean of the ranks' means is not that of all samples"
+        cause = "the mean of the ranks' means is not the mean of all samples"
         yield note(rows, "number of samples", what, cause)
 
 
 def _twins(rows: Rows, before: Rows | None) -> tuple[int, list[int]] | None:
-    # a table for all that stands first is taken for the samples: they are beside it
+    # if a table is the first tensor, it is taken for the samples, and these are beside
     now = [(sorted(samples(row)), beside(row)) for row in rows]
     was = [sorted(samples(row)) for row in before or ()]
     for first, one in enumerate(now):
@@ -71,8 +71,8 @@ def _twins(rows: Rows, before: Rows | None) -> tuple[int, list[int]] | None:
 
 
 def _repeats(rows: Rows, others: Rows) -> bool:
-    # what is also read at the other step is no sample, but a table, or the batch again;
-    # passes with one backward pass may read the same, as two views of a batch do
+    # rows that are read at both steps are a table, or a repeated batch; passes with one
+    # backward pass may read the same, as two views of a batch do
     known = {digest for row in others for digest in samples(row)}
     read: Counter[str] = Counter()
     for row in rows:
@@ -91,8 +91,8 @@ def unread(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
 
 
 def batch_again(rows: Rows, ranks: Sequence[int], earlier: int) -> Iterable[Alarm]:
-    """Note that ``ranks`` read what they read at an ``earlier`` step: in that order, so
-    by no chance. To overfit one batch may be intended.
+    """Note that ``ranks`` read the batch of an ``earlier`` step, in the same order, so
+    not by chance. Overfitting one batch may be intended.
     """
     what = f"the batch of step {earlier} again"
     cause = "no new order for this epoch (set_epoch?)"
@@ -152,14 +152,14 @@ def padding(rows: Rows, first: Rows) -> Iterable[Alarm]:
 
 
 def forward_passes(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
-    """Ranks make as many since the recorded step before. A note: a rank may look at
-    what its model computes for a batch.
+    """Ranks make as many forward passes since the recorded step before. A note: a rank
+    may look at the output of its model for a batch.
     """
     was = [row["forwards"] for row in before or ()] or [0] * len(rows)
     counts = [row["forwards"] - then for row, then in zip(rows, was, strict=True)]
     if ranks := unlike(counts):
         what = against([f"{n} forward passes for this step" for n in counts], ranks)
-        cause = "unlike numbers of batches, or passes that are not of the training"
+        cause = "different numbers of batches, or passes that are not of the training"
         through = [rows[rank] for rank in ranks]
         if any(sum(map(bool, o["syncs"])) > o.get("reductions", 0) for o in through):
             cause = (
@@ -206,17 +206,17 @@ def settings_of(row: Row) -> dict[str, dict[str, Hashable]]:
 
 
 def wrappers(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
-    """The wrapper is the one of before: a new one forgets its hooks, and broadcasts."""
+    """The wrapper stays the same: a new one has no hooks, and broadcasts."""
     now = [row["wrapper_id"] for row in rows]
     was = [row["wrapper_id"] for row in before or ()] or [0] * len(rows)
     if any(new > max(old, 1) for new, old in zip(now, was, strict=True)):
         what = f"wrapper number {max(now)} of the model"
-        yield note(rows, "wrapper", what, "the model is wrapped anew (in the loop?)")
+        yield note(rows, "wrapper", what, "wrapped another time (in the loop?)")
 
 
 def not_finite(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
-    """Tensors are finite on one rank at least: one of a rank alone is seen by the rules
-    that compare ranks.
+    """Tensors are finite on at least one rank; rules that compare ranks find a tensor
+    that is finite on some only.
     """
     for kind in ("gradients", "parameters", "buffers"):
         names = _none_finite(rows, kind)
@@ -238,7 +238,7 @@ def not_finite(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
 
 
 def _not_finite_alone(rows: Rows) -> list[int]:
-    # own gradients, if those of another rank are finite
+    # ranks whose own gradients are not finite, unless all are
     own = [[x for sketch in row["own"].values() for x in sketch] for row in rows]
     ranks = [n for n, one in enumerate(own) if not all(map(math.isfinite, one))]
     return ranks if len(ranks) < len(rows) else []
@@ -255,8 +255,8 @@ def _none_finite(rows: Rows, kind: str) -> list[str]:
 
 
 def unmoved(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
-    """A tensor changes at one of two recorded steps in a row, if its gradient and the
-    learning rate are more than what rounding takes in float32.
+    """A tensor changes at one of two recorded steps in a row, if learning rate and
+    gradient are large enough for float32.
     """
     stayed = _stay(before[0]) if before else []
     if names := [name for name in _stay(rows[0]) if name in stayed]:
@@ -314,7 +314,7 @@ def evaluation_mode(rows: Rows, before: Rows | None = None) -> Iterable[Alarm]:
 
 
 def carried(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
-    """No step uses the gradients of the one before again."""
+    """No step includes the gradients of the step before."""
     if ranks := [rank for rank, row in enumerate(rows) if row.get("carried")]:
         names = rows[ranks[0]]["carried"]
         what = f"holds the gradient of the step before, too ({len(names)} such tensors)"

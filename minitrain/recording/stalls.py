@@ -1,8 +1,8 @@
-"""The watch of a recording for stalls: which rank is where while no step is made.
+"""Detection of stalls: the phase and source line of each rank while no step ends.
 
-A thread of each rank looks at the clock. What has not been stamped for a while is a
-stall: the first rank that finds one asks the others, by a file in the folder of the
-recording, and prints a line for each. No port is opened, and the run goes on.
+A thread of each rank watches the clock. If no phase ended for a while, the first rank
+that notices asks the others, by a file in the folder of the recording, and prints a
+line for each. No port is opened, and the run goes on.
 """
 
 import json
@@ -46,7 +46,7 @@ class Place:
 
     @property
     def progress(self) -> tuple[int, int]:
-        """How far it has come, to be compared with other ranks."""
+        """Steps and phases so far, to be compared with other ranks."""
         return self.steps, PHASES.index(self.phase)
 
     def __str__(self) -> str:
@@ -55,8 +55,8 @@ class Place:
 
 
 class StallWatch:
-    """Watch the ``clock`` of ``rank``: when nothing was stamped for ``timeout_s`` after
-    the first step, report the places of all ranks that record in ``folder``, once;
+    """Watch the ``clock`` of ``rank``: if no phase ended for ``timeout_s`` after the
+    first step, report the places of all ranks that record in ``folder``, once;
     ``write`` gets the line of the recording.
     """
 

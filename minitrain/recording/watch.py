@@ -31,7 +31,7 @@ from minitrain.recording.rules import Judge, place
 PIECE = 1 << 22
 # recorders of a process are numbered, equally on all ranks
 _numbers = count()
-# what a rank sends that ends early: no row of it follows
+# sent by a rank that ends early: no row of it follows
 LEFT = '{"kind": "left"}'
 # keys are most often there at once; a longer wait must not take a core
 POLL_S, FIRST_POLL_S = 0.005, 0.0001
@@ -41,7 +41,7 @@ SO = "; sharded tensors need all ranks, so the recording ends here"
 
 
 def wait_until(is_done: Callable[[], bool], limit_s: float) -> bool:
-    """Return whether something is done, as soon as it is, or after the limit."""
+    """Return true as soon as ``is_done()`` is; false after ``limit_s`` seconds."""
     deadline, pause = time.monotonic() + limit_s, FIRST_POLL_S
     while not is_done():
         if time.monotonic() > deadline:
@@ -52,8 +52,8 @@ def wait_until(is_done: Callable[[], bool], limit_s: float) -> bool:
 
 
 class Meetings:
-    """Meetings of ``world_size`` ranks by a ``store``. Each rank comes to all, in the
-    same order.
+    """Meetings of ``world_size`` ranks by a ``store``. Each rank takes part in all, in
+    the same order.
     """
 
     def __init__(
@@ -64,9 +64,8 @@ class Meetings:
         self._number = self._step = 0
 
     def come(self, place: str, step: int) -> Alarm | None:
-        """Wait for the others, ``timeout_s`` at most. None if all came to this
-        ``place`` of the run; else why not, which every rank hears that comes to this
-        meeting, however late.
+        """Wait for the others, ``timeout_s`` at most. None if all are at this ``place``
+        of the run; otherwise a finding, the same on all ranks, however late.
         """
         key = f"meeting {self._number}"
         try:
@@ -78,18 +77,18 @@ class Meetings:
             found = None if is_decided else self._found(place, step)
             decided = self._decide(key, found)
             if is_last:
-                # all have come to the one after it
+                # no rank reads the keys of the previous meeting any more
                 for end in ("", " came"):
                     self.store.delete_key(f"meeting {self._number - 1}{end}")
         except RuntimeError:
-            # the store goes with the rank that has it
+            # the store ends with the rank that hosts it
             decided = Alarm("ranks", step, f"a rank has gone before {place}{SO}")
         self._number, self._step = self._number + 1, step
         return decided
 
     def leave(self) -> None:
-        """Come to no more of them; a rank that waits in the next one, or comes there,
-        hears it. Harmless to call twice.
+        """Take part in no more meetings; ranks in the next one learn of it. Calling it
+        twice is harmless.
         """
         what = f"at the end, while the others go on{SO}"
         gone = Alarm("ranks", self._step, what, ranks=[self.rank])
@@ -97,7 +96,7 @@ class Meetings:
             self._decide(f"meeting {self._number}", gone)
 
     def _decide(self, key: str, found: Alarm | None) -> Alarm | None:
-        # what was decided before, or else what this rank found
+        # the first decision holds
         mine = AGREED if found is None else json.dumps(vars(found))
         decided = json.loads(self.store.compare_set(key, "", mine))
         return None if decided is None else Alarm(**decided)
@@ -149,7 +148,7 @@ class Watch:
         self._has_ended = False
         self._meetings = Meetings(self._store, self._rank, self._world_size, timeout_s)
         missing = self._meetings.come("the start", 0)
-        # whether all ranks record, and what is to be told if they do not
+        # whether all ranks record, and the note to report if they do not
         self.has_all, self.missing = missing is None, list[Alarm]()
         # whether they came together wherever they had to, so far
         self.is_whole = True
@@ -172,9 +171,11 @@ class Watch:
             self._number += 1
 
     def meet(self, place: str, step: int) -> bool:
-        """Return whether all ranks come to this ``place`` of the run, within the
-        timeout: what needs all of them may follow. Once one has not, they never do.
-        EvidenceError where that ends the run.
+        """Return true if all ranks reach this ``place`` of the run within the timeout,
+        so that collectives may follow; after a first failure, always false.
+
+        Raises:
+            EvidenceError: they do not, and alarms end the run.
         """
         if not (self.has_all and self.is_whole):
             return False
@@ -184,19 +185,21 @@ class Watch:
         return self.is_whole
 
     def meet_at_the_end(self, step: int) -> bool:
-        """Return whether all ranks meet at the end. A rank that does not come is
-        reported by its last row, or by the lack of one.
+        """Return true if all ranks meet at the end. A rank that does not is reported
+        when its last row is judged, or missing.
         """
         meets = self.has_all and self.is_whole
         return meets and self._meetings.come("the end", step) is None
 
     def tell(self, found: Iterable[Alarm]) -> None:
-        """Report what this rank found by itself, as each of the others does."""
+        """Report findings of this rank alone, as each of the others does."""
         self._report(self._judge.new(found))
 
     def look(self, wait_s: float = 0.0) -> None:
-        """Report what is found by now, or within ``wait_s``; EvidenceError where that
-        ends the run.
+        """Report the findings so far, or those within ``wait_s`` seconds.
+
+        Raises:
+            EvidenceError: there is an alarm, and alarms end the run.
         """
         found: list[Alarm] = []
         try:
@@ -210,7 +213,7 @@ class Watch:
         self._report(found)
 
     def close(self) -> None:
-        """Leave the others. Harmless to call twice."""
+        """Leave the exchange. Calling it twice is harmless."""
         self._meetings.leave()
         if not self._has_ended:
             with suppress(RuntimeError):
@@ -230,7 +233,7 @@ class Watch:
         return Alarm("ranks", self._step, what, ranks=ranks)
 
     def _take(self, found: list[Alarm], waits: bool) -> bool:
-        # judge, or hear, what is there; whether there is nothing to wait for
+        # judge the rows, or read the findings; true if there is nothing to wait for
         store = self._store
         while self._sent:
             number, row, _ = self._sent[0]

@@ -74,7 +74,7 @@ ZOO: dict[str, tuple[str, Found]] = {
         Found("gradients", 0, "other order of the buckets"),
     ),
     "parameters_replaced": ("pytorch #104336", Found("gradients", 0, ANEW, HEAD)),
-    "wrapper_made_anew": ("pytorch forum", note("wrapper", 1, "wrapped anew")),
+    "wrapper_made_anew": ("pytorch forum", note("wrapper", 1, "wrapped another time")),
     "clipped_by_own_norm": (
         "DeepSpeed #1801",
         Found("gradients", 0, "clipped, or scaled, by a number of its own"),
