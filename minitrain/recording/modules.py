@@ -3,7 +3,6 @@ the order in which they end.
 """
 
 import math
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -56,15 +55,11 @@ class ModuleCalls:
         for path, module in plain_names(inner, paths).items():
             if id(module) in hooked:
                 name = path.removesuffix(".")
-                self._hook(module, partial(self._begin, name), partial(self._end, name))
-
-    def _hook(
-        self, module: nn.Module, begin: Callable[..., None], end: Callable[..., None]
-    ) -> None:
-        self._handles += [
-            module.register_forward_pre_hook(CallTap(begin), with_kwargs=True),
-            module.register_forward_hook(CallTap(end)),
-        ]
+                begin, end = partial(self._begin, name), partial(self._end, name)
+                self._handles += [
+                    module.register_forward_pre_hook(CallTap(begin), with_kwargs=True),
+                    module.register_forward_hook(CallTap(end)),
+                ]
 
     def forget(self) -> None:
         """Remove the hooks."""
