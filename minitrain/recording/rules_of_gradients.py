@@ -57,7 +57,7 @@ def gradients(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
         return
     # a rank may be alone in another tensor than the first
     ranks = max((found[name] for name in differ), key=len)
-    what, cause, severe = _of_unlike(rows, before, differ, ranks)
+    what, cause, severe = _difference(rows, before, differ, ranks)
     if severe and (equal := _equal_after(rows, differ)):
         what = "ranks have other gradients and the same parameters after the step "
         what += f"({len(equal)} such tensors)"
@@ -217,11 +217,11 @@ def _lacking(target: Tensor, own: Tensor) -> list[int]:
     return lacks if alike else []
 
 
-def _of_unlike(
+def _difference(
     rows: Rows, before: Rows | None, differ: Sequence[str], ranks: Sequence[int]
 ) -> tuple[str, str, bool]:
     # how the gradients of ``ranks`` differ, and why; ``differ`` are the tensors that
-    # are not equal on all ranks. False: only by rounding
+    # are not equal on all ranks. Returns False for mere rounding
     none = [rank for rank, row in enumerate(rows) if differ[0] not in row["gradients"]]
     if none:
         cause = "a submodule that only some ranks use, without a wrapper"
@@ -240,8 +240,8 @@ def _of_unlike(
         cause = "other hardware, threads or libraries on ranks"
         return "apart by rounding", cause, False
     if rest < CLOSE:
-        what = f"{factor:.3g} times that of rank {usual}, and else the same"
-        cause = "clipped, or scaled, by a number of its own: that of all is needed"
+        what = f"{factor:.3g} times the gradient of rank {usual}"
+        cause = "clipped, or scaled, by a number of its own: use one of all ranks"
         return what, cause, True
     # the gradient of a rank may be missing from one of these
     for rank in [*ranks, usual]:

@@ -63,6 +63,7 @@ def combination(target: Tensor, parts: Sequence[Tensor]) -> Fit:
     if not (matrix.isfinite().all() and wanted.isfinite().all()):
         return [0.0] * len(parts), math.inf
     factors = torch.linalg.lstsq(matrix, wanted[:, None]).solution.flatten()
+    # the share of nothing is nothing, not NaN
     rest = (matrix @ factors - wanted).norm() / wanted.norm().clamp_min(1e-300)
     return factors.tolist(), float(rest)
 
