@@ -100,19 +100,19 @@ class RecordingClock:
         self._at, self.phase, self.stamped_s = now, then, time.monotonic()
 
     def evaluates(self) -> None:
-        """A forward pass begins that is none of the training."""
+        """Note a forward pass that is none of the training."""
         self._timed.evals += 1
         self.phase, self.stamped_s = "evaluation", time.monotonic()
 
     def pass_begins(self, args: Any, options: Any) -> None:
-        """A forward pass of the training begins."""
+        """Note the begin of a forward pass of the training."""
         self._in_backward, self.thread = False, get_ident()
         self.mark("data", "forward")
         first = next((t for t in tensors_of([args, options]) if t.dim()), None)
         self._timed.samples += 0 if first is None else len(first)
 
     def pass_ended(self, outputs: Any) -> None:
-        """It ended with ``outputs``, at any depth of which tensors are looked for."""
+        """Note its end, and hook tensors in ``outputs`` to see the backward pass."""
         self.mark("forward", "forward")
         for tensor in tensors_of(outputs):
             if tensor.requires_grad and not tensor.is_leaf:
@@ -138,11 +138,11 @@ class RecordingClock:
         self.mark("exposed", "other")
 
     def step_begins(self) -> None:
-        """An optimizer begins its step."""
+        """Note the begin of an optimizer's step."""
         self.mark("other", "optimizer")
 
     def step_ended(self, optimizer: int, step: int, recorded: bool) -> None:
-        """It ended; ``recorded`` steps hold what the recorder took for itself."""
+        """Note its end; the times of ``recorded`` steps include the recorder's own."""
         self.mark("optimizer", "data")
         self.steps += 1
         self._unread.append(([step, optimizer, recorded], self._timed))

@@ -118,11 +118,11 @@ class Generators:
         self._others: dict[str, str] = {}
 
     def step_ends(self) -> None:
-        """Keep the state of torch's: the model draws from it within a step."""
+        """Keep the state of torch's generator, which the model may have used."""
         self._torch = torch.get_rng_state()
 
     def forget(self) -> None:
-        """The step before the next one is not recorded."""
+        """Drop the states: the step before the next recorded one is not recorded."""
         self._torch, self._others = None, {}
 
     def drawn(self) -> dict[str, str]:

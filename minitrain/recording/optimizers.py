@@ -200,7 +200,7 @@ class Optimizers:
     _handles: list[RemovableHandle] = field(default_factory=list)
 
     def start(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Listen to all optimizers."""
+        """Add the hooks of all optimizers."""
         self.know(parameters)
         for one in self.given or ():
             self._number(one)

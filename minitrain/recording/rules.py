@@ -110,8 +110,8 @@ def _unseen(ends: Rows, start: Rows) -> Iterable[Alarm]:
 def parameters(
     rows: Rows, before: Rows | None, by_rounding: bool = False
 ) -> Iterable[Alarm]:
-    """Parameters are equal on all ranks after the step; nearly so, if gradients differ
-    ``by_rounding``.
+    """Require equal parameters on all ranks after the step; nearly equal ones, if
+    gradients differ ``by_rounding``.
     """
     name, ranks = _unlike(rows)
     if not ranks:
@@ -174,7 +174,7 @@ def _since(rows: Rows, before: Rows | None, name: str) -> tuple[str, str]:
 
 
 def parted_at_the_end(ends: Rows, before: Sequence[Rows]) -> Iterable[Alarm]:
-    """Parameters are equal on all ranks at the end, unless it was reported before."""
+    """Require equal parameters on all ranks at the end, unless reported before."""
     if not all("parameters" in end for end in ends):
         return
     name, ranks = _unlike(ends)
@@ -190,8 +190,8 @@ def parted_at_the_end(ends: Rows, before: Sequence[Rows]) -> Iterable[Alarm]:
 
 
 def buffers(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
-    """Buffers are equal on all ranks as the first forward pass of the step begins; a
-    note if no wrapper is to broadcast them.
+    """Require equal buffers on all ranks as the first forward pass of the step begins;
+    a note if no wrapper is to broadcast them.
     """
     name, ranks = first_unlike([hashes(row, "buffers") for row in rows])
     if ranks:
@@ -205,7 +205,7 @@ def buffers(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
 
 
 def also(rows: Rows, before: Rows | None = None) -> Iterable[Alarm]:
-    """Modules given by ``also`` are equal on all ranks that record them."""
+    """Require that modules given by ``also`` are equal on all ranks that have them."""
     have = [rank for rank, row in enumerate(rows) if "also" in row]
     name, found = first_unlike([rows[rank]["also"] for rank in have])
     if found:
@@ -239,7 +239,7 @@ RULES: tuple[Callable[[Rows, Rows | None], Iterable[Alarm]], ...] = (
 
 
 class Judge:
-    """Applies the rules to a run: headers, steps and ends of all ranks, in its order.
+    """The rules applied to a run: headers, steps and ends of all ranks, in its order.
 
     Each fault is reported once. A note does not suppress a later alarm of its rule.
     ``is_apart``: ranks are at different places of the run. They never come together

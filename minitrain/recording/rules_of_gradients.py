@@ -46,8 +46,8 @@ LOST = "a transfer that was lost, or a rank that was left out"
 
 
 def gradients(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
-    """Gradients are equal on all ranks as the optimizer gets them, and the mean of the
-    ranks' own, up to a factor of all tensors: clipping, or a scaled loss.
+    """Require gradients that are equal on all ranks as the optimizer gets them, and the
+    mean of the ranks' own, up to a common factor: clipping, or a scaled loss.
     """
     tables = [hashes(row, "gradients") for row in rows]
     found = {n: unlike([t.get(n) for t in tables]) for n in all_names(tables)}
@@ -179,7 +179,7 @@ def _sets(names: list[str], world_size: int) -> Iterator[list[str]]:
 
 
 def no_gradient(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
-    """A trained parameter has a gradient at one of two recorded steps in a row."""
+    """Require a gradient of each trained parameter at one of two recorded steps."""
     tables = [
         [n for n in row["without_gradient"] if n in last["without_gradient"]]
         for row, last in zip(rows, before or (), strict=bool(before))

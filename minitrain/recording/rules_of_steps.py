@@ -34,7 +34,8 @@ def beside(row: Row) -> list[str]:
 
 
 def same_samples(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
-    """No two ranks read the same samples, none reads one twice, and all read as many.
+    """Require that no two ranks read the same samples, none reads one twice, and all
+    read as many.
 
     It is a fault if all samples are the same. Data may hold a sample several times, so
     some equal samples are a note, at two recorded steps in a row.
@@ -83,7 +84,7 @@ def _repeats(rows: Rows, others: Rows) -> bool:
 
 
 def unread(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
-    """Inputs of the forward pass can be read on all ranks."""
+    """Require that inputs of the forward pass can be read on all ranks."""
     ranks = [rank for rank, row in enumerate(rows) if row["unread"]]
     if ranks:
         what = f"samples are not recorded: {rows[ranks[0]]['unread']}"
@@ -110,7 +111,7 @@ def _alike(states: Mapping[int, str]) -> list[int]:
 
 
 def random_numbers(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
-    """Ranks that draw random numbers in the forward pass draw their own."""
+    """Require different random numbers of ranks that draw in the forward pass."""
     draw = {rank: row["random"] for rank, row in enumerate(rows) if row["draws"]}
     if same := _alike(draw):
         what = f"{in_ranks(same)} draw the same in the forward pass"
@@ -119,8 +120,8 @@ def random_numbers(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
 
 
 def shared_generators(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
-    """Loops do not use a global generator before two steps in a row, in the same state
-    on several ranks. Noise should differ on ranks; an order that is divided may not.
+    """Require that several ranks do not use a global generator in the same state before
+    two steps in a row. Noise must differ by rank; an order that is divided must not.
     """
     pairs = [*enumerate(zip(rows, before or (), strict=bool(before)))]
     for name in ("torch", "NumPy", "random"):
@@ -152,8 +153,8 @@ def padding(rows: Rows, first: Rows) -> Iterable[Alarm]:
 
 
 def forward_passes(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
-    """Ranks make as many forward passes since the recorded step before. A note: a rank
-    may look at the output of its model for a batch.
+    """Require as many forward passes on all ranks since the recorded step before. A
+    note: a rank may look at the output of its model for a batch.
     """
     was = [row["forwards"] for row in before or ()] or [0] * len(rows)
     counts = [row["forwards"] - then for row, then in zip(rows, was, strict=True)]
@@ -170,7 +171,7 @@ def forward_passes(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
 
 
 def learning_rates(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
-    """Learning rates are equal on all ranks."""
+    """Require equal learning rates on all ranks."""
     if ranks := unlike([tuple(row["lr"]) for row in rows]):
         rates = [", ".join(f"{rate:.6g}" for rate in row["lr"]) for row in rows]
         cause = "a schedule that goes by what only one rank knows (its own loss?)"
@@ -178,7 +179,7 @@ def learning_rates(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
 
 
 def settings(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
-    """Settings of the optimizer are equal for each parameter that ranks have in it."""
+    """Require equal settings for each parameter that all ranks optimize."""
     tables = [settings_of(row) for row in rows]
     for name in all_names(tables):
         have = [table.get(name, {}) for table in tables]
@@ -206,7 +207,7 @@ def settings_of(row: Row) -> dict[str, dict[str, Hashable]]:
 
 
 def wrappers(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
-    """The wrapper stays the same: a new one has no hooks, and broadcasts."""
+    """Require the same wrapper as before: a new one has no hooks, and broadcasts."""
     now = [row["wrapper_id"] for row in rows]
     was = [row["wrapper_id"] for row in before or ()] or [0] * len(rows)
     if any(new > max(old, 1) for new, old in zip(now, was, strict=True)):
@@ -215,8 +216,8 @@ def wrappers(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
 
 
 def not_finite(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
-    """Tensors are finite on at least one rank; rules that compare ranks find a tensor
-    that is finite on some only.
+    """Require tensors that are finite on at least one rank; rules that compare ranks
+    find a tensor that is finite on some only.
     """
     for kind in ("gradients", "parameters", "buffers"):
         names = _none_finite(rows, kind)
@@ -255,8 +256,8 @@ def _none_finite(rows: Rows, kind: str) -> list[str]:
 
 
 def unmoved(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
-    """A tensor changes at one of two recorded steps in a row, if learning rate and
-    gradient are large enough for float32.
+    """Require that a tensor changes at one of two recorded steps in a row, if learning
+    rate and gradient are large enough for float32.
     """
     stayed = _stay(before[0]) if before else []
     if names := [name for name in _stay(rows[0]) if name in stayed]:
@@ -280,7 +281,7 @@ def _stay(row: Row) -> list[str]:
 
 
 def not_held(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
-    """Every trained parameter is in an optimizer."""
+    """Require that every trained parameter is in an optimizer."""
     names, groups = rows[0]["not_held"], [one for row in rows for one in row["groups"]]
     if names:
         what = f"in no optimizer ({len(names)} such tensors)"
@@ -294,7 +295,7 @@ def not_held(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
 
 
 def synchronized_often(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
-    """Only the last backward pass of a step synchronizes."""
+    """Require that only the last backward pass of a step synchronizes."""
     times = max(row.get("reductions", 0) for row in rows)
     if times > 1:
         what = f"gradients are synchronized {times} times, once is enough"
@@ -303,7 +304,7 @@ def synchronized_often(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
 
 
 def evaluation_mode(rows: Rows, before: Rows | None = None) -> Iterable[Alarm]:
-    """Steps come from forward passes in training mode, if they did before."""
+    """Require forward passes in training mode, if there were some before."""
     if ranks := [rank for rank, row in enumerate(rows) if "in_eval" in row]:
         what = "trained in eval() from this step on: without dropout, or with the "
         what += "statistics of batch norm as they are"
@@ -314,7 +315,7 @@ def evaluation_mode(rows: Rows, before: Rows | None = None) -> Iterable[Alarm]:
 
 
 def carried(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
-    """No step includes the gradients of the step before."""
+    """Require steps without the gradients of the step before."""
     if ranks := [rank for rank, row in enumerate(rows) if row.get("carried")]:
         names = rows[ranks[0]]["carried"]
         what = f"holds the gradient of the step before, too ({len(names)} such tensors)"
@@ -323,7 +324,7 @@ def carried(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
 
 
 def touched(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
-    """Gradients stay as they are between passes that are not synchronized."""
+    """Require unchanged gradients between passes that are not synchronized."""
     names: list[str] = next(filter(None, (row.get("touched") for row in rows)), [])
     if names and len(rows) > 1:
         what = f"changed between the passes of a step ({len(names)} such tensors)"

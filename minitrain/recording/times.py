@@ -39,7 +39,7 @@ class Times:
 
     @property
     def one_clock(self) -> bool:
-        """Whether the moments of all ranks can be compared."""
+        """True if the moments of all ranks can be compared."""
         lacks_moments = np.isnan(self.rows["last_bucket_at_ns"]).any()
         return len(self.hosts) == 1 and not lacks_moments
 
@@ -113,7 +113,7 @@ class TimesCompared:
 
     @property
     def differ(self) -> bool:
-        """Whether the steps are apart by more than noise."""
+        """True if the steps differ by more than noise."""
         return abs(self.b_ms - self.a_ms) > self.noise_ms
 
 
