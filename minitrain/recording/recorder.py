@@ -18,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 
 from minitrain.core.errors import EvidenceError, UserError
 from minitrain.core.printable import note
+from minitrain.recording import hooks, rows
 from minitrain.recording.alarm import Alarm
 from minitrain.recording.clock import RecordingClock
 from minitrain.recording.format import (
@@ -27,29 +28,8 @@ from minitrain.recording.format import (
     line_of,
     refuse_second,
 )
-from minitrain.recording.hooks import (
-    Tap,
-    Wrappers,
-    called_modules,
-    innermost,
-    is_compiled,
-    is_in_parts,
-    is_pass_with_others,
-    is_training_pass,
-    is_within_itself,
-    parameters_of,
-)
 from minitrain.recording.modules import ModuleCalls
 from minitrain.recording.optimizers import Optimizers, Stepped, spacing, unwrapped
-from minitrain.recording.rows import (
-    StepRows,
-    header_of,
-    is_sharded,
-    is_twin,
-    perturb,
-    rank_and_size,
-    require_whole,
-)
 from minitrain.recording.rules import place
 from minitrain.recording.stalls import StallWatch
 from minitrain.recording.watch import Watch
@@ -109,15 +89,15 @@ class Recorder:
     ) -> None:
         also = also or {}
         _require(model, every, on_alarm, timeout_s, also, modules)
-        self._inner = innermost(model)
-        self._rank = rank_and_size()[0]
+        self._inner = hooks.innermost(model)
+        self._rank = rows.rank_and_size()[0]
         self._folder = folder_of_attempt(Path(folder), self._rank)
         self._every = every
         self._raises, self._timeout_s = on_alarm == "raise", timeout_s
-        self._called = called_modules(self._inner)
-        self._wrappers = Wrappers(self._called)
+        self._called = hooks.called_modules(self._inner)
+        self._wrappers = hooks.Wrappers(self._called)
         calls = ModuleCalls() if modules else None
-        self._rows = StepRows(self._inner, self._wrappers, also, calls)
+        self._rows = rows.StepRows(self._inner, self._wrappers, also, calls)
         given = unwrapped(optimizer)
         self._optimizers = Optimizers(given, self._step_begins, self._step_ended)
         self._before: list[RemovableHandle] = []
@@ -138,13 +118,13 @@ class Recorder:
                 f"{self._folder}: the recorder was started before; "
                 "minitrain.record(...) makes another, for another folder"
             )
-        self._rank = rank_and_size()[0]
+        self._rank = rows.rank_and_size()[0]
         refuse_second(self._folder, self._rank)
         self._state, self._error_at_start = "recording", sys.exception()
         self._optimizers.start(self._inner.parameters())
         on_gpu = next(self._inner.parameters()).is_cuda
         self._clock = RecordingClock(self._folder, self._rank, on_gpu)
-        begins, ended = Tap(self._pass_begins), Tap(self._pass_ended)
+        begins, ended = hooks.Tap(self._pass_begins), hooks.Tap(self._pass_ended)
         for one in self._called:
             self._before += [
                 one.register_forward_pre_hook(begins, prepend=True, with_kwargs=True),
@@ -177,7 +157,7 @@ class Recorder:
     def _write_end(self) -> None:
         watch = self._begin()
         steps = {str(one.number): one.steps for one in self._optimizers.seen}
-        sharded = is_sharded(self._inner)
+        sharded = rows.is_sharded(self._inner)
         together = not sharded or watch.meet_at_the_end(sum(steps.values()))
         self._tell(self._rows.end(steps, together), watch)
         watch.look(self._timeout_s)
@@ -223,20 +203,20 @@ class Recorder:
     def _pass_begins(self, module: nn.Module, args: Any, options: Any) -> None:
         if not self._is_ours(module):
             return
-        if not is_training_pass(module):
+        if not hooks.is_training_pass(module):
             self._rows.evals += torch.is_grad_enabled() and not module.training
             self._clock.evaluates()
             return
         self._clock.pass_begins(args, options)
         self._optimizers.forward_begins()
         self._rows.forwards += 1
-        if not self._due or is_pass_with_others(self._inner):
+        if not self._due or hooks.is_pass_with_others(self._inner):
             return
         wrapper = self._wrappers.around(module)
         watch = self._begin()
         if self._rows.forwards == 1 and _fails_without_sync(wrapper):
             watch.tell([Alarm("static graph", 0, FAILS, STATIC_GRAPH)])
-        if self._rows.calls is not None and is_compiled(module):
+        if self._rows.calls is not None and hooks.is_compiled(module):
             self._rows.calls = None
             watch.tell([Alarm("modules", 0, COMPILED, severe=False)])
         self._rows.listen(self._optimizers)
@@ -244,7 +224,7 @@ class Recorder:
         self._clock.restart()
 
     def _pass_ended(self, module: nn.Module, args: Any, outputs: Any) -> None:
-        if self._is_ours(module) and is_training_pass(module):
+        if self._is_ours(module) and hooks.is_training_pass(module):
             self._rows.pass_ended()
             self._clock.pass_ended(outputs)
 
@@ -252,7 +232,8 @@ class Recorder:
         # a compiled model goes on calling hooks that were removed, and a copy that
         # shares them is another model
         is_one = any(module is one for one in self._called)
-        return self._state == "recording" and is_one and not is_within_itself(module)
+        is_heard = is_one and self._state == "recording"
+        return is_heard and not hooks.is_within_itself(module)
 
     def _step_begins(self, stepped: Stepped) -> None:
         self._clock.step_begins()
@@ -280,7 +261,7 @@ class Recorder:
     def _meet(self, stepped: Stepped, watch: Watch, *, has_ended: bool) -> bool:
         # whether the tensors of a step are available: all ranks are needed to put
         # sharded ones together
-        if not is_sharded(self._inner):
+        if not rows.is_sharded(self._inner):
             return True
         step = stepped.steps - has_ended
         at = place({"kind": "step", "optimizer": stepped.number, "step": step})
@@ -300,17 +281,17 @@ class Recorder:
         if self._watch is not None:
             return self._watch
         # the process group may have been made since the start
-        self._rank = rank_and_size()[0]
+        self._rank = rows.rank_and_size()[0]
         try:
-            require_whole(self._inner)
-            parameters = parameters_of(self._inner).values()
+            rows.require_whole(self._inner)
+            parameters = hooks.parameters_of(self._inner).values()
             # at the end of a run without a step it is too late
-            if is_twin() and self._state == "recording":
-                perturb(parameters)
+            if rows.is_twin() and self._state == "recording":
+                rows.perturb(parameters)
             self._optimizers.know(parameters)
             self._watch = watch = Watch(self._timeout_s, self._raises)
             # hashing sharded parameters needs all ranks
-            if is_sharded(self._inner) and not watch.has_all:
+            if rows.is_sharded(self._inner) and not watch.has_all:
                 raise UserError(
                     "record: each rank holds a part of the parameters, and not all "
                     f"began to record within {self._timeout_s:g} s: every rank has to"
@@ -321,7 +302,7 @@ class Recorder:
             self._stalls = StallWatch(
                 self._folder, self._rank, self._clock, limit, write
             )
-            self._tell(header_of(self._inner, self._every), watch)
+            self._tell(rows.header_of(self._inner, self._every), watch)
             watch.tell(watch.missing)
         except BaseException:
             self._listen_no_more()
@@ -364,7 +345,7 @@ def _require(
         if not isinstance(module, nn.Module):
             kind = type(module).__name__
             raise UserError(f"record: {name} is a {kind}: must be a torch.nn.Module")
-        if module is not model and any(map(is_in_parts, module.parameters())):
+        if module is not model and any(map(hooks.is_in_parts, module.parameters())):
             raise UserError(f"record: {name} is sharded: each rank must hold all of it")
     kind, allowed = type(model).__name__, ", ".join(ON_ALARM)
     is_count = isinstance(every, int) and not isinstance(every, bool) and every > 0

@@ -13,20 +13,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from minitrain.core.errors import UserError
+from minitrain.recording import hooks
 from minitrain.recording.backwards import Backwards, Pass
 from minitrain.recording.fingerprint import BINS, digest, fingerprint
 from minitrain.recording.format import VERSION, Row
-from minitrain.recording.hooks import (
-    Wrappers,
-    acts_in_training,
-    innermost,
-    is_in_parts,
-    named_tensors,
-    parameters_of,
-    plain_names,
-    replaced_in,
-    tied,
-)
 from minitrain.recording.inputs import Generators, random_digest, read
 from minitrain.recording.modules import ModuleCalls
 from minitrain.recording.optimizers import Optimizers, Stepped
@@ -65,7 +55,7 @@ def perturb(parameters: Iterable[Tensor]) -> None:
 
 def header_of(inner: nn.Module, every: int) -> Row:
     """Return the first row of a run: its model before the first step."""
-    parameters, pairs = parameters_of(inner), tied(inner)
+    parameters, pairs = hooks.parameters_of(inner), hooks.tied(inner)
     rank, world_size = rank_and_size()
     header = {
         "kind": "recording",
@@ -112,7 +102,7 @@ def require_whole(inner: nn.Module) -> None:
 
 def is_sharded(inner: nn.Module) -> bool:
     """Return true if each rank holds a part of some parameters."""
-    return any(map(is_in_parts, inner.parameters()))
+    return any(map(hooks.is_in_parts, inner.parameters()))
 
 
 class StepRows:
@@ -126,7 +116,7 @@ class StepRows:
     def __init__(
         self,
         inner: nn.Module,
-        wrappers: Wrappers,
+        wrappers: hooks.Wrappers,
         also: Mapping[str, nn.Module],
         calls: ModuleCalls | None,
     ) -> None:
@@ -159,7 +149,7 @@ class StepRows:
                 "group": group.size() if isinstance(group, dist.ProcessGroup) else None,
             }
         told["wrapper_id"] = self._wrappers.count
-        told["replaced"] = replaced_in(wrapper, self._inner)
+        told["replaced"] = hooks.replaced_in(wrapper, self._inner)
         if self.calls is not None:
             self.calls.listen(self._inner, module)
         one = Pass(self._number, told)
@@ -187,7 +177,7 @@ class StepRows:
         self._backwards.listen(self._inner)
         if not self._listens:
             self._listens, self._seen_from = True, optimizers.steps
-            self._acted = acts_in_training(self._inner)
+            self._acted = hooks.acts_in_training(self._inner)
 
     def forget(self) -> None:
         """Remove the hooks; the next step is not recorded."""
@@ -208,7 +198,7 @@ class StepRows:
         """
         row = {"kind": "end", "steps": steps, "forwards": self.forwards} | self._mode()
         if together:
-            named = parameters_of(self._inner)
+            named = hooks.parameters_of(self._inner)
             row["parameters"] = {name: fingerprint(p) for name, p in named.items()}
             row["buffers"] = self._buffers()
             row |= {"also": self._beside_the_model()} if self._also else {}
@@ -222,12 +212,12 @@ class StepRows:
         return {
             f"{name}.{of}": digest(tensor)
             for name, module in self._also.items()
-            for of, tensor in named_tensors(innermost(module)).items()
+            for of, tensor in hooks.named_tensors(hooks.innermost(module)).items()
         }
 
     def _buffers(self) -> dict[str, Row]:
         # rounding may change floating ones, so these have a sketch too
-        named = plain_names(self._inner, self._inner.named_buffers())
+        named = hooks.plain_names(self._inner, self._inner.named_buffers())
         return {
             n: fingerprint(b) if b.is_floating_point() else {"hash": digest(b)}
             for n, b in named.items()
@@ -247,7 +237,7 @@ class StepRows:
         self, stepped: Stepped, optimizers: Optimizers, together: bool
     ) -> None:
         """Begin the row of a step; with its tensors if ranks are ``together``."""
-        named = parameters_of(self._inner) if together else {}
+        named = hooks.parameters_of(self._inner) if together else {}
         held, elsewhere = stepped.holds(), optimizers.hold()
         lost = [name for name, p in named.items() if id(p) not in elsewhere]
         written = {name for name, p in named.items() if id(p) in held}
@@ -267,7 +257,7 @@ class StepRows:
             self._finish(row, stepped, together)
             self._generators.step_ends()
         in_eval = stepped.forwards == self.forwards and stepped.evals < self.evals
-        if in_eval and self._acted and not acts_in_training(self._inner):
+        if in_eval and self._acted and not hooks.acts_in_training(self._inner):
             self._in_eval = {"in_eval": stepped.steps - 1}
             # it is reported once
             self._acted = False
@@ -277,7 +267,7 @@ class StepRows:
         return None if row is None else row | self._mode()
 
     def _finish(self, row: Row, stepped: Stepped, together: bool) -> None:
-        named = parameters_of(self._inner) if together else {}
+        named = hooks.parameters_of(self._inner) if together else {}
         if stepped.by_closure:
             self._collect(row, stepped, named)
         kept = {name: p for name, p in named.items() if name in row["before"]}
@@ -321,7 +311,7 @@ class StepRows:
         trained = {name: p for name, p in mine.items() if p.requires_grad}
         is_seen = stepped.steps and stepped.last >= self._seen_from
         reduced = sum(one.has_backward for one in passes if one.told["synced"])
-        sharded = any(map(is_in_parts, trained.values()))
+        sharded = any(map(hooks.is_in_parts, trained.values()))
         samples = [t["unlabelled"] for t in told]
         found = {
             "reductions": 0 if sharded else reduced,
