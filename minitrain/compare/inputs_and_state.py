@@ -10,7 +10,7 @@ from minitrain.compare.difference import UNKNOWN, Cause, Difference, What, Why, 
 from minitrain.compare.gradient_causes import cause_in_buffers, rate_by_size
 from minitrain.compare.limits import CLOSE, SAME_RATE
 from minitrain.recording.alarm import Row
-from minitrain.recording.rules_of_progress import settings_of
+from minitrain.recording.rules_of_steps import settings_of
 from minitrain.recording.sketches import apart, common, is_finite
 
 

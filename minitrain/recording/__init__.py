@@ -1,1 +1,1 @@
-"""The flight recorder: what any training loop computed, written down as it runs."""
+"""Recorder of any training loop: what it computes, and how long each phase takes."""

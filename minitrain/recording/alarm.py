@@ -1,4 +1,4 @@
-"""Findings of the rules, each an alarm or a note in one line; values of ranks."""
+"""Findings of the rules, each an alarm or a note in one line, and values by rank."""
 
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
@@ -8,17 +8,17 @@ from typing import Any
 Row = Mapping[str, Any]
 # the same (optimizer, step) of all ranks, in rank order
 Rows = Sequence[Row]
-# ranks that are named
+# at most so many ranks are named
 NAMED = 8
 
 
 @dataclass(frozen=True)
 class Alarm:
-    """A finding, with its probable ``cause``. ``ranks`` are those that differ from the
-    others; empty if it concerns all.
+    """A finding, with its probable ``cause``.
 
-    A note (``severe`` False) reports what may be intended. ``tensors`` are all that it
-    is about, if those may become more.
+    ``ranks`` differ from the others; empty if it concerns all. A note (``severe``
+    False) reports what may be intended. ``tensors`` are all that have the fault, of
+    rules whose fault may spread to more tensors later.
     """
 
     rule: str
@@ -70,7 +70,7 @@ def in_ranks(ranks: Sequence[int]) -> str:
 
 
 def lacks(ranks: Sequence[int], folder: object) -> str:
-    """Return that files of ``ranks`` are not in ``folder``, and how to gather them."""
+    """Return a line: files of ``ranks`` are not in ``folder``, and how to copy them."""
     files = f"rank-{ranks[0]}.jsonl and times-{ranks[0]}.csv"
     files += f", and those of {in_ranks(ranks[1:])}" if ranks[1:] else ""
     return f"lacks {in_ranks(ranks)}: copy {files} from another host into {folder}"
@@ -82,8 +82,8 @@ def unless_all(ranks: Sequence[int], rows: Rows) -> Sequence[int]:
 
 
 def unlike(values: Sequence[Hashable]) -> list[int]:
-    """Return the ranks that have another value than most; of as many on both sides,
-    those that differ from the first.
+    """Return the ranks that have another value than most; of two equally frequent
+    values, the ranks that differ from the first.
     """
     # max and Counter keep the order of the ranks
     counts = Counter(values)
@@ -92,14 +92,14 @@ def unlike(values: Sequence[Hashable]) -> list[int]:
 
 
 def against(values: Sequence[Any], ranks: Sequence[int]) -> str:
-    """Return the value of the first of ``ranks``, and that of one of the others."""
+    """Return the value of the first of ``ranks``, and the value of another rank."""
     others = (value for rank, value in enumerate(values) if rank not in ranks)
     return f"{values[ranks[0]]}, but elsewhere {next(others)}"
 
 
 def first_unlike(tables: Sequence[Mapping[str, Hashable]]) -> tuple[str, list[int]]:
-    """Return the first name whose value differs between ``tables``, and the ranks whose
-    value is not that of most; an empty name if there is none.
+    """Return the first name whose value differs between ``tables``, and the ranks that
+    :func:`unlike` returns for it; an empty name if there is none.
     """
     for name in all_names(tables):
         if ranks := unlike([table.get(name) for table in tables]):

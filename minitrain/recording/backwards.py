@@ -1,9 +1,9 @@
-"""Backward passes of a step: which forward passes the gradients come from, and what a
-rank computed on its own, in the step and in each pass.
+"""Backward passes of a step: the forward passes that its gradients come from, and the
+gradients of this rank before any reduction, in the step and in each pass.
 
 Gradients that were dropped before a step (``zero_grad`` after a step that a loss scaler
 skipped) belong to no step, nor do their passes. Gradients that a step leaves in place
-go into the next one. Both are seen just before a backward pass adds to a gradient.
+go into the next one. A hook just before a backward pass adds to a gradient sees both.
 """
 
 import weakref
@@ -20,16 +20,16 @@ from minitrain.recording.format import Row
 from minitrain.recording.hooks import Tap, is_in_parts, parameters_of
 
 Sketch = list[float]
-# bytes of gradients that are kept for a moment: less than a bucket of DDP's
+# bytes of gradients that wait to be sketched: less than a bucket of DDP
 KEPT = 8 << 20
-# of a step: more are not told apart, and their sketches would fill the disk
+# more passes of a step are not distinguished: their sketches would fill the disk
 MOST_PASSES = 16
 
 
 @dataclass
 class Pass:
-    """A forward pass: ``told`` is its part of the row of a step, ``first`` that of the
-    first pass of a step alone, None of others.
+    """A forward pass: ``told`` goes into the row of its step; ``first`` too, which only
+    the first pass of a step has.
     """
 
     number: int
@@ -43,9 +43,9 @@ class Pass:
 @dataclass
 class Gradient:
     """The gradient of a parameter as it is known: ``since`` is the number of the
-    first forward pass that is in it. It is ``carried`` if it holds that of the step
-    before, and ``touched`` if it changed between two passes of which the first did not
-    synchronize.
+    first forward pass that is in it. It is ``carried`` if it includes the gradient of
+    the step before, and ``touched`` if it changed between two passes of which the first
+    did not synchronize.
     """
 
     since: int
@@ -54,7 +54,7 @@ class Gradient:
     # the last backward pass that added to it, and which one of the step that was
     last: int = 0
     count: int = 0
-    # its version as a pass left it, and whether that synchronizes
+    # its version as a pass left it, and whether that pass synchronized
     version: int | None = None
     synced: bool = True
     # of each pass but the last, by sketch; None if they are too many
@@ -89,8 +89,8 @@ class Backwards:
         self._num_kept = 0
 
     def listen(self, inner: nn.Module) -> None:
-        """Hook what trains and has no hooks yet. If ranks hold a part of a parameter
-        each, there is no gradient of a rank's own.
+        """Hook parameters that require a gradient and have no hooks yet; not sharded
+        ones, of which no rank has a gradient before the reduction.
         """
         for name, parameter in parameters_of(inner).items():
             heard = self._heard.get(id(parameter), lambda: None)() is parameter
@@ -129,7 +129,7 @@ class Backwards:
             return
         version = known.version if known else None
         changed = gradient is not None and changes_in_place(gradient) != version
-        # one that is zero as a pass left it was not dropped
+        # a gradient that is zero but unchanged since its pass was not dropped
         is_new = gradient is None or (changed and _is_zero(gradient))
         if is_new or known is None:
             known = Gradient(self._first, carried=not is_new)
@@ -156,7 +156,7 @@ class Backwards:
         if gradient.layout is not torch.strided or gradient.nbytes > KEPT:
             self._own[name] = sketch(gradient)
             return
-        # later, many at once: beside a backward pass each takes three times as long
+        # later, many at once: during a backward pass each takes three times as long
         self._kept[name] = gradient.detach().clone()
         self._num_kept += gradient.nbytes
         if self._num_kept > KEPT:
@@ -165,8 +165,8 @@ class Backwards:
     def take(
         self, names: list[str]
     ) -> tuple[dict[str, Sketch], dict[str, list[Sketch]]]:
-        """Return the sketches of ``names``, and of those that several passes made the
-        share of each pass.
+        """Return the sketches of ``names``; and for gradients of several passes, the
+        sketch of the share of each pass.
         """
         self._sketch_kept()
         own = {n: self._own.pop(n) for n in names if n in self._own}

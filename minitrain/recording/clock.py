@@ -1,7 +1,7 @@
-"""The clock of a recording: where the time of every step goes, by hooks of torch.
+"""The clock of a recording: the time of each phase of a step, by hooks of torch.
 
 Stamps follow each other without a gap, from the end of one optimizer step to the end of
-the next, so that the parts add up to the step: data until the forward pass begins;
+the next, so that the phases add up to the step: data until the forward pass begins;
 forward until a gradient reaches what the model returned, the loss included; backward
 until the last gradient of this rank; exposed communication until backward returns, with
 DDP's own callback; other, such as clipping, until the optimizer begins; optimizer. Over
@@ -62,13 +62,12 @@ def host() -> str:
 
 @dataclass
 class Timed:
-    """A step: the stamps that began and ended each part, one or more pairs."""
+    """A step: pairs of stamps at the begin and end of each phase, and its counts."""
 
     spans: list[tuple[str, Any, Any]] = field(default_factory=list)
     last_gradient_ns: int | None = None
     samples: int = 0
     evals: int = 0
-    end: list[Any] = field(default_factory=list)
 
 
 class RecordingClock:
@@ -95,25 +94,25 @@ class RecordingClock:
         self._at = self._now()
 
     def mark(self, part: str, then: "Phase") -> None:
-        """Book the time since the last stamp to ``part``; ``then`` is what begins."""
+        """Book the time since the last stamp to ``part``; phase ``then`` begins."""
         now = self._now()
         self._timed.spans.append((part, self._at, now))
         self._at, self.phase, self.stamped_s = now, then, time.monotonic()
 
     def evaluates(self) -> None:
-        """A forward pass begins that is none of the training."""
+        """Note a forward pass that is none of the training."""
         self._timed.evals += 1
         self.phase, self.stamped_s = "evaluation", time.monotonic()
 
     def pass_begins(self, args: Any, options: Any) -> None:
-        """A forward pass of the training begins."""
+        """Note the begin of a forward pass of the training."""
         self._in_backward, self.thread = False, get_ident()
         self.mark("data", "forward")
         first = next((t for t in tensors_of([args, options]) if t.dim()), None)
         self._timed.samples += 0 if first is None else len(first)
 
     def pass_ended(self, outputs: Any) -> None:
-        """It ended with ``outputs``, at any depth of which tensors are looked for."""
+        """Note its end, and hook tensors in ``outputs`` to see the backward pass."""
         self.mark("forward", "forward")
         for tensor in tensors_of(outputs):
             if tensor.requires_grad and not tensor.is_leaf:
@@ -125,7 +124,7 @@ class RecordingClock:
         if not self._in_backward:
             self._in_backward = True
             self.mark("forward", "backward")
-            # those of DDP come later: it queues its own with the last gradient
+            # before DDP's, which queues its callback with the last gradient
             at_the_end_of_backward(self._last_gradient)
 
     def _last_gradient(self) -> None:
@@ -139,11 +138,11 @@ class RecordingClock:
         self.mark("exposed", "other")
 
     def step_begins(self) -> None:
-        """An optimizer begins its step."""
+        """Note the begin of an optimizer's step."""
         self.mark("other", "optimizer")
 
     def step_ended(self, optimizer: int, step: int, recorded: bool) -> None:
-        """It ended; ``recorded`` steps hold what the recorder took for itself."""
+        """Note its end; the times of ``recorded`` steps include the recorder's own."""
         self.mark("optimizer", "data")
         self.steps += 1
         self._unread.append(([step, optimizer, recorded], self._timed))

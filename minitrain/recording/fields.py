@@ -1,7 +1,7 @@
 """Keys of the lines of a recording, with their types and ranges.
 
-A line is checked once, as it is read, so that what works with it can rely on it. Other
-keys are left alone.
+A line is checked once, as it is read, so that its readers can rely on it. Unknown keys
+are ignored.
 """
 
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ SHOWN.maxlevel, SHOWN.maxdict, SHOWN.maxlist = 2, 2, 2
 
 
 def _length(value: float) -> float:
-    # NaN and infinite ones are numbers too
+    # ge=0 would reject NaN, which a norm may be
     if value < 0:
         raise ValueError
     return value
@@ -62,7 +62,7 @@ class Print(BaseModel):
 
 
 class OfIntegers(BaseModel):
-    """The hash of a buffer of integers, of which there is no more."""
+    """A buffer of integers, which has a hash alone."""
 
     model_config = ConfigDict(extra="forbid")
     hash: StrictStr
@@ -124,15 +124,14 @@ FIELDS: dict[str, dict[str, Any]] = {
     "note": TOLD,
     "end": {"steps": dict[str, Count], "forwards": Count},
 }
-# what few steps have; and what an end lacks where ranks hold parts of parameters and
-# not all came to it
+# optional keys; an end has no tensors if parameters are sharded and a rank was missing
 MAY_HAVE: dict[str, dict[str, Any]] = {
     "recording": {"tied": Texts},
     "step": {
         **dict.fromkeys(("reductions", "in_eval"), Count),
         **dict.fromkeys(("carried", "touched"), Names),
         **dict.fromkeys(("replaced", "drawn", "also"), Texts),
-        **dict.fromkeys(("sharded", "not_finite", "dropout"), StrictBool),
+        **dict.fromkeys(("sharded", "not_finite"), StrictBool),
         "unpadded": list[list[Names]],
         "passes": dict[str, list[Sketch]],
         "unlabelled": list[Names],
@@ -149,7 +148,7 @@ def _adapters(kind: str) -> dict[str, TypeAdapter[Any]]:
 
 
 def fault_of(row: Mapping[str, Any]) -> str | None:
-    """Return the fault of a line of a known kind, in one line; None if it has none."""
+    """Return the first fault of a line of a known kind; None if it has none."""
     kind = row["kind"]
     for key, adapter in _adapters(kind).items():
         try:
@@ -163,5 +162,5 @@ def fault_of(row: Mapping[str, Any]) -> str | None:
 
 
 def shown(value: Any) -> str:
-    """Return a value of any size and depth, for a line that people read."""
+    """Return a value of any size and depth, shortened for an error message."""
     return SHOWN.repr(value)[:80]

@@ -1,12 +1,12 @@
 """Fingerprints of tensors: a BLAKE3 hash, a norm, and a sketch of eight numbers.
 
-The sketch is linear: that of a mean of tensors is the mean of their sketches, and the
-norm of the difference of two sketches estimates that of the difference of two tensors,
-to about a third. So a recording can be compared with another, or against the mean of
-its ranks, without the tensors. Each element is added to one of the bins with a sign.
-Half of the sign is random by the element's place in a block, the other half by the
-block and the eighth of it; bins go round in a row of 64, from a random one on. So
-neither rows nor columns of a matrix share a bin or a sign.
+The sketch is linear: the sketch of a mean of tensors is the mean of their sketches, and
+the distance of two sketches estimates the distance of two tensors, to about a third.
+So a recording can be compared with another, or with the mean of its ranks, without the
+tensors. Each element is added to one of the bins with a sign. Half of the sign is
+random by the element's place in a block, the other half by the block and the eighth of
+it; bins go round in a row of 64, from a random one on. So neither rows nor columns of a
+matrix share a bin or a sign.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ TOGETHER = 4
 def digest(tensor: Tensor) -> str:
     """Return 32 hex digits, the start of BLAKE3 of a tensor's bytes in row-major order.
 
-    Collective where ranks hold a part of the tensor each, as all of this module is.
+    Collective for a sharded tensor, as is every function of this module.
     """
     return _digest(gathered(tensor))
 
@@ -57,7 +57,7 @@ def fingerprint(tensor: Tensor) -> dict[str, Any]:
 
 
 def gathered(tensor: Tensor) -> Tensor:
-    """Return all of a tensor, dense and on the CPU; a copy only where it must be."""
+    """Return all of a tensor, dense and on the CPU, without a copy if possible."""
     full = whole(tensor)
     dense = full.to_dense() if full.layout is not torch.strided else full
     return dense.resolve_conj().resolve_neg().cpu()
@@ -75,7 +75,7 @@ def _digest(dense: Tensor) -> str:
     return blake3(bytes_in(dense)).hexdigest(length=DIGEST_BYTES)
 
 
-# no warning of what overflows: it is recorded as what it is
+# no warning of an overflow: the infinity is recorded
 @np.errstate(all="ignore")
 def _sketch_and_norm(dense: Tensor) -> tuple[list[float], float]:
     real = torch.view_as_real(dense) if dense.is_complex() else dense
@@ -100,7 +100,7 @@ def _of_many(flat: Numbers | Tensor) -> tuple[Numbers, float]:
         blocks = wide.reshape(-1, PARTS, PART)
         signs = _signs_of_blocks(number)[: len(blocks)]
         total += np.einsum("bpj,bp->pj", blocks, signs)
-        # by rows that are too short for BLAS to begin threads beside those of the run
+        # in rows too short for BLAS to start threads, which would slow the run
         square += float(np.vecdot(blocks, blocks).sum())
     eights = total.reshape(-1, ROW // BINS, BINS)
     sums = np.einsum("rij,rij->rj", eights, _signs())

@@ -1,10 +1,10 @@
 """A recording on the disk: ``rank-R.jsonl`` in a folder, one JSON object a line.
 
-Line by line as the run goes on, so that a run that was killed leaves all it recorded.
-First a ``recording`` (the header), then a ``step`` for each recorded step of each
-optimizer, ``alarm`` and ``note`` where a rule found something, and an ``end``; without
-one the recording ended early. Numbers that are not finite are written as Python's JSON
-has them: NaN, Infinity.
+Each line is flushed, so that a killed run leaves all that it recorded. First comes a
+``recording`` (the header), then a ``step`` for each recorded step of each optimizer,
+``alarm`` and ``note`` for findings of the rules, and an ``end``; without it the
+recording ended early. Numbers that are not finite are written as Python's JSON has
+them: NaN, Infinity.
 """
 
 import json
@@ -22,7 +22,7 @@ from minitrain.core.printable import note
 VERSION = 3
 ATTEMPT = re.compile(r"attempt-(0|[1-9]\d*)")
 ADVICE = "name another folder, or remove that one"
-# what a damaged line raises; RecursionError: it is nested too deeply
+# errors of a damaged line; RecursionError: it is nested too deeply
 OF_DAMAGE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 Row = dict[str, Any]
 
@@ -30,7 +30,7 @@ Row = dict[str, Any]
 @dataclass(frozen=True)
 class OfRank:
     """The recording of one rank; ``steps`` by optimizer and step, in their order.
-    ``end`` is None where the recording ended early; alarms may come after it.
+    ``end`` is None if the recording ended early; alarms may come after it.
     """
 
     header: Row
@@ -48,23 +48,23 @@ class Recording:
 
     @property
     def world_size(self) -> int:
-        """Return how many ranks the run had, whether or not they are all here."""
+        """The number of ranks of the run, whether or not all of them are here."""
         return int(next(iter(self.ranks.values())).header["world_size"])
 
     @property
     def missing(self) -> list[int]:
-        """Return ranks of which nothing is here."""
+        """The ranks without a recording here."""
         return [rank for rank in range(self.world_size) if rank not in self.ranks]
 
 
 def path_of_rank(folder: Path, rank: int) -> Path:
-    """Return where a rank writes."""
+    """Return the file that ``rank`` writes."""
     return folder / f"rank-{rank}.jsonl"
 
 
 def folder_of_attempt(folder: Path, rank: int) -> Path:
-    """Return where ``rank`` records: in a subfolder for each attempt, where torchrun
-    starts the ranks again after a failure (``--max-restarts``).
+    """Return the folder in which ``rank`` records: a subfolder for each attempt if
+    torchrun may restart the ranks after a failure (``--max-restarts``).
     """
     most, number, hosts = (
         int(os.environ.get(name, default))
@@ -76,7 +76,7 @@ def folder_of_attempt(folder: Path, rank: int) -> Path:
     )
     if most == 0:
         return folder
-    # of several hosts each counts only its own failures
+    # each host counts only its own failures
     while hosts > 1 and number < most:
         if not path_of_rank(folder / f"attempt-{number}", rank).exists():
             break
@@ -86,7 +86,7 @@ def folder_of_attempt(folder: Path, rank: int) -> Path:
 
 def last_attempt(folder: Path) -> Path:
     """Return the subfolder of the last attempt that was recorded in ``folder``; without
-    attempts, ``folder`` itself. UserError where both have recordings.
+    attempts, ``folder`` itself. UserError if both have recordings.
     """
     found = {
         int(match[1]): path
@@ -100,7 +100,7 @@ def last_attempt(folder: Path) -> Path:
 
 
 def is_recording(path: Path) -> bool:
-    """Return whether ``path`` is a folder in which a rank began to record."""
+    """Return true if ``path`` is a folder in which a rank began to record."""
     return path.is_dir() and bool(ranks_in(last_attempt(path)))
 
 
@@ -113,12 +113,12 @@ def ranks_in(folder: Path) -> list[int]:
 
 
 def read_recording(folder: Path) -> Recording:
-    """Return what is in ``folder``, of several attempts the last one. A last line that
-    was cut is left out, as is a rank that was killed before its first line was whole.
+    """Return the recording in ``folder``; of several attempts the last one. A torn last
+    line is ignored, as is a rank that was killed before its first line was complete.
 
     Raises:
         UserError: there is no recording, it is damaged or of another version, or its
-            ranks are of unlike runs.
+            ranks are of different runs.
     """
     if not is_recording(folder):
         raise UserError(
@@ -134,7 +134,7 @@ def read_recording(folder: Path) -> Recording:
         values = {str(one.header[key]): rank for rank, one in ranks.items()}
         if len(values) > 1:
             told = ", ".join(f"{value} on rank {r}" for value, r in values.items())
-            raise UserError(f"{folder}: ranks of unlike runs: {key} is {told}")
+            raise UserError(f"{folder}: ranks of different runs: {key} is {told}")
     recording = Recording(folder, ranks)
     if max(ranks) >= recording.world_size:
         raise UserError(
@@ -152,7 +152,7 @@ def _read_rank(folder: Path, rank: int) -> OfRank | None:
         raise UserError(
             f"{path}: cannot be read ({error.strerror}): must be a file of a recording"
         ) from error
-    # after a kill the last line need not be whole
+    # a killed run may have torn the last line
     lines = data.split(b"\n")[:-1]
     if not lines:
         return None
@@ -179,7 +179,7 @@ def _read_rank(folder: Path, rank: int) -> OfRank | None:
 
 
 def _row(path: Path, number: int, line: bytes) -> Row:
-    # to record a run takes no pydantic
+    # recording a run does not import pydantic
     from minitrain.recording.fields import fault_of, shown
 
     try:
@@ -206,8 +206,8 @@ def line_of(row: Row) -> bytes:
 
 
 def refuse_second(folder: Path, rank: int) -> None:
-    """Raise UserError where ``rank`` has a recording in ``folder``, or where one with
-    attempts would stand beside one without.
+    """Raise UserError if ``rank`` has a recording in ``folder``, or if a folder would
+    have attempts and a recording without attempts.
     """
     if path_of_rank(folder, rank).exists():
         raise UserError(f"{folder}: has a recording of rank {rank}; {ADVICE}")
@@ -233,13 +233,13 @@ class Writer:
             folder.mkdir(parents=True, exist_ok=True)
             self._file = open(self._path, "xb")  # noqa: SIM115
         except OSError as error:
-            # else it is the user's to fix, before the run has done much
+            # other errors are the user's to fix, and the run has hardly begun
             if not is_disk_full(error):
                 raise
             self._end(error)
 
     def append(self, line: bytes) -> None:
-        """Write what :func:`line_of` made of a row, if all before it was written."""
+        """Write a line that :func:`line_of` made, unless an earlier one failed."""
         if self._file is not None:
             try:
                 self._file.write(line)
@@ -248,10 +248,10 @@ class Writer:
                 self._end(error)
 
     def close(self) -> None:
-        """Close the file. Harmless to call twice."""
+        """Close the file. Calling it twice is harmless."""
         file, self._file = self._file, None
         if file is not None:
-            # it tries to write again what it could not
+            # close() retries the failed write
             with suppress(OSError):
                 file.close()
 

@@ -1,6 +1,6 @@
 """Hooks of a model: its forward passes, wrappers, modes and names.
 
-They are torch's documented ones, and only look: nothing is drawn, changed or kept.
+They are documented hooks of torch, which draw no random numbers and change nothing.
 """
 
 import inspect
@@ -24,18 +24,18 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 Named = TypeVar("Named", bound=Tensor | nn.Module)
 # under these names DDP, torch.compile, Fabric and others hold the model they wrap
 INSIDE = ("module", "_orig_mod", "_forward_module")
-# what wrappers of a part of a model add to the names of parameters
+# prefixes that wrappers of a submodule add to the names of parameters
 ADDED = ("_orig_mod.", "_checkpoint_wrapped_module.")
-# in the stack of calls: where a module calls its hooks and its forward pass
+# the function in which a module calls its hooks and its forward pass
 CALL = (torch.nn.modules.module.__file__, "_call_impl")
-# in torch.utils.checkpoint: who runs a forward pass once more, within backward
+# functions of torch.utils.checkpoint that recompute a forward pass within backward
 AGAIN = {"recompute_fn", "backward"}
 # the function by which torch.compile runs what it compiled
 COMPILED = "compile_wrapper"
 
 
 def uncompiled(method: Method) -> Method:
-    """Return ``method`` as it is, also where what calls it is compiled."""
+    """Return ``method``, which stays uncompiled when a compiled function calls it."""
     return torch.compiler.disable(method)
 
 
@@ -47,7 +47,7 @@ class Tap:
     def __init__(self, do: Callable[..., None] | None = None) -> None:
         self._do = do
 
-    # else it would be compiled, again for each number that the recorder counts
+    # compiled, it would be recompiled for each number that the recorder counts
     @uncompiled
     def __call__(self, *args: Any) -> None:
         if self._do is not None:
@@ -58,7 +58,7 @@ class Tap:
 
 
 def inside(module: nn.Module) -> nn.Module | None:
-    """Return what ``module`` wraps if it is a wrapper: all its parameters are there."""
+    """Return the module that ``module`` wraps, with all its parameters, or None."""
     children = dict(module.named_children())
     for name in INSIDE:
         if name in children and len(_ids(module) - _ids(children[name])) == 0:
@@ -78,8 +78,8 @@ def innermost(model: nn.Module) -> nn.Module:
 
 
 def called_modules(inner: nn.Module) -> list[nn.Module]:
-    """Return the modules whose forward passes are those of the model: the model itself,
-    or the models in a container that has no forward pass of its own (``ModuleDict``).
+    """Return the modules whose forward passes count: the model itself, or the models in
+    a container without a forward pass (``ModuleDict``).
     """
     if getattr(inner.forward, "__func__", None) is not nn.Module.forward:
         return [inner]
@@ -90,8 +90,8 @@ def called_modules(inner: nn.Module) -> list[nn.Module]:
 def plain_names(
     inner: nn.Module, named: Iterable[tuple[str, Named]]
 ) -> dict[str, Named]:
-    """Return parameters, buffers or modules by name, without what wrappers of parts of
-    the model add to the names; of modules of one name the innermost.
+    """Return parameters, buffers or modules by name, without the prefixes of wrappers
+    within the model; of modules with one name the innermost.
     """
     wrapped = [
         f"{path}."
@@ -147,7 +147,7 @@ def replaced_in(wrapper: nn.Module | None, inner: nn.Module) -> dict[str, str]:
 
 
 def is_in_parts(parameter: Tensor) -> bool:
-    """Return whether each rank holds a part of it, which only all can put together."""
+    """Return true if the parameter is sharded: each rank holds a part of it."""
     return hasattr(parameter, "full_tensor")
 
 
@@ -157,9 +157,9 @@ def named_tensors(inner: nn.Module) -> dict[str, Tensor]:
 
 
 def is_pass_with_others(inner: nn.Module) -> bool:
-    """Return whether the forward pass that begins is one with other tensors in the
-    place of the model's own (``functional_call``), or within a transform of torch.func,
-    where tensors have no numbers that could be read.
+    """Return true if the forward pass that begins has other tensors in the place of the
+    model's own (``functional_call``), or is within a transform of torch.func, whose
+    tensors have no values that could be read.
     """
     # a buffer may be one that the model computed
     is_own = all(parameter.is_leaf for parameter in inner.parameters())
@@ -168,22 +168,22 @@ def is_pass_with_others(inner: nn.Module) -> bool:
 
 
 def is_training_pass(module: nn.Module) -> bool:
-    """Return whether the forward pass that begins is one of the training: in training
-    mode, with gradients, and not once more for activation checkpointing.
+    """Return true if the forward pass that begins is one of the training: in training
+    mode, with gradients, and no recomputation for activation checkpointing.
     """
     if not module.training:
         return False
     codes = [frame.f_code for frame in _callers()]
     file = torch.utils.checkpoint.__file__
     checkpointing = {code.co_name for code in codes if code.co_filename == file}
-    # its older kind runs the first pass without gradients
+    # reentrant checkpointing runs the first pass without gradients
     kept = torch.is_grad_enabled() or "forward" in checkpointing
     return kept and not checkpointing & AGAIN
 
 
 def is_within_itself(module: nn.Module) -> bool:
-    """Return whether the forward pass of ``module`` is within another one of it, as
-    where Lightning makes the whole training step the pass of a wrapped module.
+    """Return true if the forward pass of ``module`` is within another one of it, as
+    when Lightning makes the whole training step the pass of a wrapped module.
     """
     passes = (
         frame.f_locals.get("self") is module
@@ -194,7 +194,7 @@ def is_within_itself(module: nn.Module) -> bool:
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Return whether torch.compile runs the forward pass that begins, or a part."""
+    """Return true if torch.compile runs the forward pass that begins, or some of it."""
     parts = any(
         hasattr(m, "_orig_mod")
         or getattr(m, "_compiled_call_impl", None)
@@ -213,29 +213,22 @@ def _callers() -> Iterator[FrameType]:
 
 
 def acts_in_training(inner: nn.Module) -> bool:
-    """Return whether a module of ``inner`` is in training mode that computes something
-    else in evaluation mode.
+    """Return true if a module of ``inner`` is in training mode and would compute
+    something else in evaluation mode: dropout or batch norm.
     """
-    return any(m.training and _acts_in_training(m) for m in inner.modules())
-
-
-def _acts_in_training(module: nn.Module) -> bool:
-    if isinstance(module, _DropoutNd):
-        return module.p > 0
-    # of attention and of recurrent layers
-    share = getattr(module, "dropout", None)
-    drops = isinstance(share, float) and share > 0
-    return drops or (isinstance(module, _NormBase) and module.track_running_stats)
-
-
-def has_dropout(inner: nn.Module) -> bool:
-    """Return whether a dropout module of ``inner`` draws random numbers now."""
-    modules = inner.modules()
-    return any(isinstance(m, _DropoutNd) and m.training and m.p > 0 for m in modules)
+    for module in inner.modules():
+        # attention and recurrent layers have the share in ``dropout``
+        name = "p" if isinstance(module, _DropoutNd) else "dropout"
+        share = getattr(module, name, None)
+        drops = isinstance(share, float) and share > 0
+        norms = isinstance(module, _NormBase) and module.track_running_stats
+        if module.training and (drops or norms):
+            return True
+    return False
 
 
 class Wrappers:
-    """Modules around those of ``called`` in forward passes so far."""
+    """Wrappers of the modules ``called`` that were seen in forward passes so far."""
 
     def __init__(self, called: Sequence[nn.Module]) -> None:
         self._called = called
@@ -243,8 +236,8 @@ class Wrappers:
         self._seen: list[tuple[weakref.ref[nn.Module], int]] = []
 
     def around(self, module: nn.Module) -> nn.Module | None:
-        """Return the wrapper whose forward pass leads to that of ``module``, which
-        begins; the innermost of several.
+        """Return the wrapper whose forward pass called ``module``, whose pass begins;
+        the innermost of several.
         """
         for frame in _callers():
             code = frame.f_code
@@ -264,7 +257,7 @@ class Wrappers:
 
 
 def _wraps(caller: nn.Module, module: nn.Module) -> bool:
-    # the compiler's is no wrapper that could be bypassed
+    # a compiled module cannot be bypassed, so it counts as no wrapper
     names = {*INSIDE} - {"_orig_mod"}
     children = caller.named_children()
     return any(name in names and innermost(c) is module for name, c in children)

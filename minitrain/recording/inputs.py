@@ -71,7 +71,7 @@ def _short(tensors: Sequence[Tensor]) -> str:
     return f"{content_digest(tensors):064x}"[:16]
 
 
-# else it would leave tensors for a backward pass of the run
+# with gradients it would keep tensors for a backward pass
 @torch.no_grad()
 def read(module: nn.Module, args: Any, options: Any) -> dict[str, Any]:
     """Return what is recorded of the arguments of a forward pass: ``inputs``,
@@ -92,7 +92,7 @@ def read(module: nn.Module, args: Any, options: Any) -> dict[str, Any]:
         rest = _without_labels(bound)
         if len([*tensors_of(rest)]) < len([*tensors_of(bound)]):
             found["unlabelled"] = sample_digests(rest)[0]
-    # whatever a kind of tensor makes of it
+    # any error: some kinds of tensors cannot be read
     except Exception as error:
         text = " ".join(f"{type(error).__name__}: {error}".split())[:120]
         found["unread"] = "" if found["inputs"] else text
@@ -118,11 +118,11 @@ class Generators:
         self._others: dict[str, str] = {}
 
     def step_ends(self) -> None:
-        """Keep the state of torch's: the model draws from it within a step."""
+        """Keep the state of torch's generator, which the model may have used."""
         self._torch = torch.get_rng_state()
 
     def forget(self) -> None:
-        """The step before the next one is not recorded."""
+        """Drop the states: the step before the next recorded one is not recorded."""
         self._torch, self._others = None, {}
 
     def drawn(self) -> dict[str, str]:

@@ -3,7 +3,6 @@ the order in which they end.
 """
 
 import math
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -17,13 +16,13 @@ from minitrain.recording.fingerprint import BINS, DIGEST_BYTES, fingerprint
 from minitrain.recording.format import Row
 from minitrain.recording.hooks import Tap, plain_names
 
-# of what cannot be read
+# the fingerprint of values that cannot be read
 NOTHING: Row = {"hash": "", "norm": 0.0, "sketch": [0.0] * BINS}
 
 
 class CallTap(Tap):
-    """A hook that does nothing in a function that is compiled, which no other function
-    may interrupt where ``fullgraph`` is set.
+    """A hook that does nothing within a compiled function, which no uncompiled function
+    may interrupt if ``fullgraph`` is set.
     """
 
     def __call__(self, *args: Any) -> None:
@@ -56,15 +55,11 @@ class ModuleCalls:
         for path, module in plain_names(inner, paths).items():
             if id(module) in hooked:
                 name = path.removesuffix(".")
-                self._hook(module, partial(self._begin, name), partial(self._end, name))
-
-    def _hook(
-        self, module: nn.Module, begin: Callable[..., None], end: Callable[..., None]
-    ) -> None:
-        self._handles += [
-            module.register_forward_pre_hook(CallTap(begin), with_kwargs=True),
-            module.register_forward_hook(CallTap(end)),
-        ]
+                begin, end = partial(self._begin, name), partial(self._end, name)
+                self._handles += [
+                    module.register_forward_pre_hook(CallTap(begin), with_kwargs=True),
+                    module.register_forward_hook(CallTap(end)),
+                ]
 
     def forget(self) -> None:
         """Remove the hooks."""
@@ -87,10 +82,10 @@ class ModuleCalls:
 
 
 def _print(value: Any) -> Row:
-    # of all tensors at any depth; the run is not to end by one that cannot be read
+    # of all tensors at any depth; one that cannot be read must not end the run
     try:
         tensors = [tensor.detach() for tensor in tensors_of(value)]
-        # where ranks hold a part each, to put it together would take all of them
+        # of a sharded tensor the local shard: gathering it would need all ranks
         prints = [fingerprint(getattr(t, "_local_tensor", t)) for t in tensors]
     except Exception:
         return NOTHING

@@ -1,8 +1,8 @@
 """Hooks of optimizers: every step, made by any caller.
 
-By torch's hooks of all optimizers, so that of one in a wrapper (Accelerate, Fabric, a
-loss scaler) is seen, and one that is made late. Of steps within steps, as those of
-ZeroRedundancyOptimizer are, the outermost counts.
+Torch's global hooks of optimizers also see one in a wrapper (Accelerate, Fabric, a loss
+scaler), and one that is made late. Of nested steps, as in ZeroRedundancyOptimizer, the
+outermost counts.
 """
 
 import weakref
@@ -23,13 +23,14 @@ from minitrain.core.errors import UserError
 from minitrain.recording.fingerprint import DIGEST_BYTES, bytes_in, gathered
 from minitrain.recording.hooks import uncompiled
 
-# beside every so many steps the first: there most goes wrong, and rounding is small
+# always recorded: most goes wrong in the first steps, and rounding is small there
 FIRST_STEPS = 3
-# recorded steps after which a tenth of them is enough: else a long run fills the disk
+# recorded steps after which only a tenth is recorded: a long run would fill the disk
 DENSE = 1000
-# of other optimizers: one that makes none meanwhile has made its last
+# steps of other optimizers after which one that made none is taken to have ended
 IDLE = 100
-# of a group: the rate has a place of its own, and these say how, not what, is computed
+# keys of a group that are no settings: the rate is recorded apart, and others say how
+# to compute, not what
 NO_SETTING = {
     *("params", "param_names", "lr", "initial_lr"),
     *("foreach", "fused", "capturable", "differentiable"),
@@ -56,7 +57,7 @@ class Stepped:
     by_closure: bool = False
 
     def is_due(self, every: int) -> bool:
-        """Return whether its next step is one to be recorded."""
+        """Return true if its next step is to be recorded."""
         return self.steps < FIRST_STEPS or self.steps % spacing(self.steps, every) == 0
 
     def grad_scale(self) -> float:
@@ -71,8 +72,8 @@ class Stepped:
         return {id(parameter) for parameter in _held(self.optimizer)}
 
     def parts(self) -> str:
-        """Return how many tensors there are to be put together where ranks hold parts,
-        to be compared between ranks.
+        """Return how many sharded tensors a recorded step gathers. Ranks compare it
+        first: with another number on a rank, the gathering would hang.
         """
         held = _held(self.optimizer)
         gradients = sum(parameter.grad is not None for parameter in held)
@@ -163,8 +164,8 @@ def _parts(kept: Any) -> Iterator[bytes | memoryview]:
 
 
 def unwrapped(given: Any) -> list[Optimizer] | None:
-    """Return torch's own of an optimizer, or several, in any wrappers; None for None.
-    UserError for what is none.
+    """Return the torch optimizers in one, or several, with or without wrappers; None
+    for None. UserError for other objects.
     """
     if given is None:
         return None
@@ -185,8 +186,8 @@ def unwrapped(given: Any) -> list[Optimizer] | None:
 @dataclass
 class Optimizers:
     """Calls ``before(stepped)`` and ``after(stepped)`` around every outermost step of
-    the optimizers ``given``, or, without, of those that hold a parameter of the model.
-    They made ``steps`` together.
+    the optimizers ``given``; if None, of those that hold a parameter of the model.
+    ``steps`` is the sum of their steps.
     """
 
     given: list[Optimizer] | None
@@ -199,7 +200,7 @@ class Optimizers:
     _handles: list[RemovableHandle] = field(default_factory=list)
 
     def start(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Listen to all optimizers."""
+        """Add the hooks of all optimizers."""
         self.know(parameters)
         for one in self.given or ():
             self._number(one)
@@ -216,13 +217,13 @@ class Optimizers:
         self._within.clear()
 
     def know(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Note these as the model's. Those that were stay so: an optimizer that goes on
-        with parameters which are no more in the model is to be reported.
+        """Add to the parameters of the model. Earlier ones stay known: an optimizer
+        that still holds replaced parameters is reported.
         """
         self._known |= {id(p): weakref.ref(p) for p in parameters}
 
     def are_due(self, every: int) -> bool:
-        """Return whether a step to be recorded comes next, as before the first one."""
+        """Return true if the next step may be recorded, as before the first one."""
         stepped = self._stepped()
         at_work = [one for one in stepped if self.steps - one.last <= IDLE]
         return not stepped or any(one.is_due(every) for one in at_work)
@@ -231,23 +232,23 @@ class Optimizers:
         return [one for one in self.seen if one.steps and one.ref() is not None]
 
     def have_stepped(self, forwards: int, evals: int) -> bool:
-        """Return whether all that make steps have made one since the last pass."""
+        """Return true if each optimizer made a step since the last forward pass."""
         stepped, now = self._stepped(), (forwards, evals)
         return bool(stepped) and all((o.forwards, o.evals) == now for o in stepped)
 
     def hold(self) -> set[int]:
-        """Return the parameters in any that was seen, by ``id``."""
+        """Return the parameters in any optimizer that was seen, by ``id``."""
         alive = [one for one in self.seen if one.ref() is not None]
         return {held for one in alive for held in one.holds()}
 
     def forward_begins(self) -> None:
-        """Note a forward pass. Within a step it is that of its closure; else the step
-        before it has ended by an error, which no hook reports.
+        """Note a forward pass. Within a step it belongs to a closure; without one, an
+        error has ended the step, which no hook reports.
         """
         if self._within and not self._within[0][1]:
             self._within.clear()
 
-    # else a compiled step would trace all that is recorded
+    # a compiled step would trace the whole recorder
     @uncompiled
     def _begins(self, optimizer: Optimizer, args: Any, options: Any) -> None:
         stepped = None if self._within else self._find(optimizer)
@@ -286,7 +287,7 @@ class Optimizers:
     def _number(self, optimizer: Optimizer) -> Stepped:
         made = Stepped(len(self.seen), weakref.ref(optimizer))
         made.held = made.holds()
-        # one made anew goes on where the last that had the same parameters stepped
+        # an optimizer that replaces another continues after the last step of that one
         for one in self.seen:
             if not one.held.isdisjoint(made.held):
                 for count in ("passes", "forwards", "evals"):
@@ -299,6 +300,6 @@ class Optimizers:
 
 
 def _was_skipped(optimizer: Optimizer) -> bool:
-    # a loss scaler calls a fused one even where gradients overflowed
+    # a loss scaler calls a fused optimizer even if gradients overflowed
     found = getattr(optimizer, "found_inf", None)
     return found is not None and bool(found)

@@ -1,8 +1,8 @@
-"""Two lines in any training loop, and it is written down: ``minitrain.record``.
+"""The recorder: two lines in any training loop (``minitrain.record``).
 
 The first three steps of each optimizer and every so many after are recorded; between
-them hooks tell which passes are of the training, and count these and the steps. They
-only look, so the run's bits are those of the same run without a recorder.
+them hooks only count passes and steps, and the clock runs. The hooks change nothing, so
+the run has the bits of the same run without a recorder.
 """
 
 import sys
@@ -18,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 
 from minitrain.core.errors import EvidenceError, UserError
 from minitrain.core.printable import note
+from minitrain.recording import hooks, rows
 from minitrain.recording.alarm import Alarm
 from minitrain.recording.clock import RecordingClock
 from minitrain.recording.format import (
@@ -27,62 +28,51 @@ from minitrain.recording.format import (
     line_of,
     refuse_second,
 )
-from minitrain.recording.header import (
-    header_of,
-    is_twin,
-    perturb,
-    rank_and_size,
-    require_whole,
-)
-from minitrain.recording.hooks import (
-    Tap,
-    Wrappers,
-    called_modules,
-    innermost,
-    is_compiled,
-    is_in_parts,
-    is_pass_with_others,
-    is_training_pass,
-    is_within_itself,
-    parameters_of,
-)
 from minitrain.recording.modules import ModuleCalls
 from minitrain.recording.optimizers import Optimizers, Stepped, spacing, unwrapped
 from minitrain.recording.rules import place
 from minitrain.recording.stalls import StallWatch
-from minitrain.recording.step_rows import StepRows
 from minitrain.recording.watch import Watch
 
 ON_ALARM = ("print", "raise")
 FAILS = "the first pass is in no_sync() and the graph is static"
 COMPILED = "not recorded: torch.compile runs several as one"
 STATIC_GRAPH = "torch needs a first pass that synchronizes; else it fails in backward"
-# how long an error of the run is held up, where other ranks may not come at all
+# limit in seconds for the last rows of other ranks, which may not come after an error
 AFTER_AN_ERROR_S = 1.0
 
 
 class Recorder:
-    """Record what the training of ``model`` computes: a file of each rank in a folder.
+    """Record what the training of a model computes: a file of each rank in a folder.
 
-    Use it with ``with``, or by ``start`` and ``stop``; the loop stays as it is, and
-    model and optimizers may be wrapped before or after. ``optimizer=None`` stands for
-    all that hold parameters of the model, also those that are made later. Of each
-    optimizer the steps 0, 1, 2 and each ``every``-th are recorded; unless that is 1,
-    a tenth of these after 1,000 of them, and so on.
+    Use it as a context manager, or call ``start`` and ``stop``; the loop stays as it
+    is. Model and optimizers may be wrapped before or after. Of each optimizer the steps
+    0, 1, 2 and each ``every``-th are recorded; unless that is 1, a tenth of these after
+    1,000 of them, and so on. At such a step the ranks are compared, and what is wrong
+    is reported in one line.
 
-    If ranks differ at such a step, or something else is wrong with it, a line reports
-    it (``on_alarm="raise"``: EvidenceError on all ranks). A rank that does not come
-    within ``timeout_s`` is reported by those that did, at a later step or at the end.
-    Where ranks hold a part of each parameter, they wait for each other at such steps.
-    ``also`` names other modules that must be equal on all ranks, such as a moving
-    average of the weights: ``{"ema": module}``. With ``modules``, hashes and sketches
-    of what each module within the model gets and returns are recorded too, so that
-    ``verify`` names the first one that differs; none under torch.compile.
     With MINITRAIN_TWIN=1 in the environment the run begins one unit in the last place
     away, to see how far rounding alone carries it.
 
-    Raises UserError for arguments that mean nothing, and for a folder that has a
-    recording.
+    Args:
+        model: the model, or a wrapper of it.
+        optimizer: None stands for all that hold parameters of the model, also those
+            that are made later.
+        folder: a folder without a recording.
+        every: distance of recorded steps.
+        on_alarm: "raise" ends the run on all ranks with EvidenceError; for that the
+            ranks wait for each other at recorded steps.
+        timeout_s: seconds after which a rank that does not come, or a step that does
+            not end, is reported. Ranks that hold a part of each parameter wait for each
+            other at recorded steps, and at most so long.
+        also: other modules that must be equal on all ranks, such as a moving average of
+            the weights: ``{"ema": module}``.
+        modules: also record hashes and sketches of what each module within the model
+            gets and returns, so that ``verify`` names the first one that differs. None
+            are recorded under torch.compile.
+
+    Raises:
+        UserError: an argument is invalid, or the folder has a recording.
     """
 
     def __init__(
@@ -99,40 +89,42 @@ class Recorder:
     ) -> None:
         also = also or {}
         _require(model, every, on_alarm, timeout_s, also, modules)
-        self._inner = innermost(model)
-        self._folder = folder_of_attempt(Path(folder), rank_and_size()[0])
+        self._inner = hooks.innermost(model)
+        self._rank = rows.rank_and_size()[0]
+        self._folder = folder_of_attempt(Path(folder), self._rank)
         self._every = every
         self._raises, self._timeout_s = on_alarm == "raise", timeout_s
-        self._called = called_modules(self._inner)
-        self._wrappers = Wrappers(self._called)
+        self._called = hooks.called_modules(self._inner)
+        self._wrappers = hooks.Wrappers(self._called)
         calls = ModuleCalls() if modules else None
-        self._rows = StepRows(self._inner, self._wrappers, also, calls)
+        self._rows = rows.StepRows(self._inner, self._wrappers, also, calls)
         given = unwrapped(optimizer)
         self._optimizers = Optimizers(given, self._step_begins, self._step_ended)
         self._before: list[RemovableHandle] = []
-        # of the caller, which has nothing to do with the run
+        # an error of the caller, which is none of the run
         self._error_at_start: BaseException | None = None
         self._writer: Writer | None = None
         self._watch: Watch | None = None
         self._stalls: StallWatch | None = None
-        self._state = "new"
+        self._state: Literal["new", "recording", "ended"] = "new"
         self._due = True
 
     def start(self) -> None:
-        """Listen from here on; the first line is written as the first forward pass
-        begins, when the model is where and what it will be.
+        """Add the hooks. The first line is written as the first forward pass begins,
+        when the model has its final form and place.
         """
         if self._state != "new":
             raise UserError(
                 f"{self._folder}: the recorder was started before; "
                 "minitrain.record(...) makes another, for another folder"
             )
-        refuse_second(self._folder, rank_and_size()[0])
+        self._rank = rows.rank_and_size()[0]
+        refuse_second(self._folder, self._rank)
         self._state, self._error_at_start = "recording", sys.exception()
         self._optimizers.start(self._inner.parameters())
         on_gpu = next(self._inner.parameters()).is_cuda
-        self._clock = RecordingClock(self._folder, rank_and_size()[0], on_gpu)
-        begins, ended = Tap(self._pass_begins), Tap(self._pass_ended)
+        self._clock = RecordingClock(self._folder, self._rank, on_gpu)
+        begins, ended = hooks.Tap(self._pass_begins), hooks.Tap(self._pass_ended)
         for one in self._called:
             self._before += [
                 one.register_forward_pre_hook(begins, prepend=True, with_kwargs=True),
@@ -140,33 +132,36 @@ class Recorder:
             ]
 
     def stop(self) -> None:
-        """Write the end, and wait for that of the other ranks. While an error ends the
-        run (in ``finally``), only close the files. Harmless to call again.
+        """Write the end, and wait for the end of the other ranks. While an error ends
+        the run (in ``finally``), only close the files. Calling it twice is harmless.
         """
+        error = sys.exception()
+        self.close(failed=error is not None and error is not self._error_at_start)
+
+    def close(self, failed: bool) -> None:
+        """Stop; if the run ``failed``, without an end."""
         if self._state != "recording":
             return
         self._listen_no_more()
         self._clock.phase = "end"
-        error = sys.exception()
         try:
-            if error is None or error is self._error_at_start:
+            if not failed:
                 self._write_end()
             elif self._watch is not None:
-                # without an end: the run ended early. The rows that may show why are on
-                # their way, but the error itself comes first
+                # rows that may show why are on their way, but the error comes first
                 with suppress(EvidenceError):
                     self._watch.look(min(self._timeout_s, AFTER_AN_ERROR_S))
         finally:
-            self._close()
+            self._close_files()
 
     def _write_end(self) -> None:
         watch = self._begin()
         steps = {str(one.number): one.steps for one in self._optimizers.seen}
-        parts = self._is_in_parts()
-        together = not parts or watch.meet_at_the_end(sum(steps.values()))
+        sharded = rows.is_sharded(self._inner)
+        together = not sharded or watch.meet_at_the_end(sum(steps.values()))
         self._tell(self._rows.end(steps, together), watch)
         watch.look(self._timeout_s)
-        if rank_and_size()[0] == 0 and self._optimizers.steps:
+        if self._rank == 0 and self._optimizers.steps:
             which = f"the first three and each {self._every}-th"
             last = spacing(max(steps.values()) - 1, self._every)
             which += f" (each {last}-th at the end)" if last > self._every else ""
@@ -177,8 +172,8 @@ class Recorder:
             )
 
     def loss(self, loss: Tensor | float) -> None:
-        """Record the loss of a step, before the optimizer makes it; or of each of its
-        parts, whose mean is then recorded. One that comes after it is not recorded.
+        """Record the loss of a step, or of each of its micro-batches, whose mean is
+        then recorded. Call it before ``optimizer.step()``: a later one is not recorded.
         """
         if self._state != "recording":
             return
@@ -193,7 +188,7 @@ class Recorder:
         """Return what was recorded so far by the ranks whose files are on this host, as
         :func:`minitrain.show` does of a folder.
         """
-        # what reads recordings is no part of a run
+        # importing it takes time, which most runs do not need
         from minitrain.recording.shown import show
 
         return show(self._folder)
@@ -208,20 +203,20 @@ class Recorder:
     def _pass_begins(self, module: nn.Module, args: Any, options: Any) -> None:
         if not self._is_ours(module):
             return
-        if not is_training_pass(module):
+        if not hooks.is_training_pass(module):
             self._rows.evals += torch.is_grad_enabled() and not module.training
             self._clock.evaluates()
             return
         self._clock.pass_begins(args, options)
         self._optimizers.forward_begins()
         self._rows.forwards += 1
-        if not self._due or is_pass_with_others(self._inner):
+        if not self._due or hooks.is_pass_with_others(self._inner):
             return
         wrapper = self._wrappers.around(module)
         watch = self._begin()
         if self._rows.forwards == 1 and _fails_without_sync(wrapper):
             watch.tell([Alarm("static graph", 0, FAILS, STATIC_GRAPH)])
-        if self._rows.calls is not None and is_compiled(module):
+        if self._rows.calls is not None and hooks.is_compiled(module):
             self._rows.calls = None
             watch.tell([Alarm("modules", 0, COMPILED, severe=False)])
         self._rows.listen(self._optimizers)
@@ -229,15 +224,16 @@ class Recorder:
         self._clock.restart()
 
     def _pass_ended(self, module: nn.Module, args: Any, outputs: Any) -> None:
-        if self._is_ours(module) and is_training_pass(module):
+        if self._is_ours(module) and hooks.is_training_pass(module):
             self._rows.pass_ended()
             self._clock.pass_ended(outputs)
 
     def _is_ours(self, module: nn.Module) -> bool:
-        # what was compiled goes on calling hooks that were removed, and a copy that
+        # a compiled model goes on calling hooks that were removed, and a copy that
         # shares them is another model
         is_one = any(module is one for one in self._called)
-        return self._state == "recording" and is_one and not is_within_itself(module)
+        is_heard = is_one and self._state == "recording"
+        return is_heard and not hooks.is_within_itself(module)
 
     def _step_begins(self, stepped: Stepped) -> None:
         self._clock.step_begins()
@@ -248,12 +244,10 @@ class Recorder:
         self._clock.restart()
 
     def _step_ended(self, stepped: Stepped) -> None:
-        is_recorded = self._rows.is_begun(stepped)
+        is_recorded = stepped.number in self._rows.begun
         self._clock.step_ended(stepped.number, stepped.steps - 1, is_recorded)
         watch = self._begin()
-        together = not self._rows.is_begun(stepped) or self._meet(
-            stepped, watch, has_ended=True
-        )
+        together = not is_recorded or self._meet(stepped, watch, has_ended=True)
         row = self._rows.step_ended(stepped, together)
         if row is not None:
             self._tell(row, watch)
@@ -264,13 +258,10 @@ class Recorder:
         watch.look(self._timeout_s if waits else 0.0)
         self._clock.restart()
 
-    def _is_in_parts(self) -> bool:
-        return any(map(is_in_parts, parameters_of(self._inner).values()))
-
     def _meet(self, stepped: Stepped, watch: Watch, *, has_ended: bool) -> bool:
-        # whether the tensors of a step can be had; where ranks hold a part of each
-        # parameter, all are needed to put one together
-        if not self._is_in_parts():
+        # whether the tensors of a step are available: all ranks are needed to put
+        # sharded ones together
+        if not rows.is_sharded(self._inner):
             return True
         step = stepped.steps - has_ended
         at = place({"kind": "step", "optimizer": stepped.number, "step": step})
@@ -279,39 +270,43 @@ class Recorder:
 
     def _tell(self, row: Row, watch: Watch) -> None:
         line = line_of(row)
-        # without its tensors a step is not to be taken for one that was recorded
+        # a step without its tensors must not pass for a recorded one
         if watch.is_whole and self._writer is not None:
             self._writer.append(line)
-        # no rule looks at modules
+        # no rule reads modules
         watch.send(row, line_of(row) if row.pop("modules", None) else line)
 
     def _begin(self) -> Watch:
         # once: the meeting with the other ranks, and the first line
         if self._watch is not None:
             return self._watch
-        parameters = parameters_of(self._inner)
+        # the process group may have been made since the start
+        self._rank = rows.rank_and_size()[0]
         try:
-            require_whole(self._inner, parameters)
+            rows.require_whole(self._inner)
+            parameters = hooks.parameters_of(self._inner).values()
             # at the end of a run without a step it is too late
-            if is_twin() and self._state == "recording":
-                perturb(parameters.values())
-            self._optimizers.know(parameters.values())
+            if rows.is_twin() and self._state == "recording":
+                rows.perturb(parameters)
+            self._optimizers.know(parameters)
             self._watch = watch = Watch(self._timeout_s, self._raises)
-            # what follows needs all ranks where each has a part of the parameters
-            if self._is_in_parts() and not watch.has_all:
+            # hashing sharded parameters needs all ranks
+            if rows.is_sharded(self._inner) and not watch.has_all:
                 raise UserError(
                     "record: each rank holds a part of the parameters, and not all "
                     f"began to record within {self._timeout_s:g} s: every rank has to"
                 )
-            self._writer = Writer(self._folder, rank_and_size()[0])
+            self._writer = Writer(self._folder, self._rank)
             watch.write = write = self._writer.append
-            rank, limit = rank_and_size()[0], self._timeout_s
-            self._stalls = StallWatch(self._folder, rank, self._clock, limit, write)
-            self._tell(header_of(self._inner, self._every), watch)
+            limit = self._timeout_s
+            self._stalls = StallWatch(
+                self._folder, self._rank, self._clock, limit, write
+            )
+            self._tell(rows.header_of(self._inner, self._every), watch)
             watch.tell(watch.missing)
         except BaseException:
             self._listen_no_more()
-            self._close()
+            self._close_files()
             raise
         return watch
 
@@ -323,7 +318,7 @@ class Recorder:
             handle.remove()
         self._before.clear()
 
-    def _close(self) -> None:
+    def _close_files(self) -> None:
         if self._stalls is not None:
             self._stalls.close()
         if self._watch is not None:
@@ -350,7 +345,7 @@ def _require(
         if not isinstance(module, nn.Module):
             kind = type(module).__name__
             raise UserError(f"record: {name} is a {kind}: must be a torch.nn.Module")
-        if module is not model and any(map(is_in_parts, module.parameters())):
+        if module is not model and any(map(hooks.is_in_parts, module.parameters())):
             raise UserError(f"record: {name} is sharded: each rank must hold all of it")
     kind, allowed = type(model).__name__, ", ".join(ON_ALARM)
     is_count = isinstance(every, int) and not isinstance(every, bool) and every > 0
@@ -367,5 +362,5 @@ def _require(
             raise UserError(f"record: {what}")
 
 
-# as scripts call it
+# the public name
 record = Recorder

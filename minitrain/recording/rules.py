@@ -1,35 +1,36 @@
 """Rules between the ranks of a data-parallel run, checked on their rows.
 
-Pure functions: a row is a line of a recording, and rows are those of the same step of
-all ranks, in rank order. A fault is told once, at its root: where gradients differ,
-the parameters that follow are not reported.
+A rule is a pure function: a row is a line of a recording, and ``rows`` has the row of
+each rank for the same step, in rank order. A fault is reported once, at its root: if
+gradients differ, the parameters that follow from them are not reported.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from math import dist, hypot, inf, isfinite
 
 from minitrain.recording import rules_of_gradients as of_gradients
-from minitrain.recording import rules_of_inputs as of_inputs
-from minitrain.recording import rules_of_progress as of_progress
+from minitrain.recording import rules_of_steps as of_steps
 from minitrain.recording.alarm import (
     Alarm,
     Row,
     Rows,
     against,
     alarm,
+    all_names,
     first_unlike,
     hashes,
+    in_ranks,
     note,
     unlike,
 )
-from minitrain.recording.rules_of_parameters import (
-    NOT_BROADCAST,
-    parameters,
-    parted_at_the_end,
-)
+from minitrain.recording.format import Recording
 
 # passes of a run that need not be a training: to try a model, or to profile it
 MOST_OF_A_TRIAL = 3
-# what takes parameters apart where it is unlike
+NOT_BROADCAST = "rank 0's weights are not broadcast, or were changed after that"
+# distance, as a share of the model, from which rounding is an alarm
+FAR = 1e-4
+# rules whose faults make parameters differ
 LEADS = {"gradients", "learning rates", "optimizer settings"}
 
 
@@ -40,10 +41,9 @@ def alarms_of(rows: Rows, before: Rows | None) -> list[Alarm]:
     places = [place(row) for row in rows]
     if ranks := unlike(places):
         step = max(int(row.get("step", 0)) for row in rows)
-        cause = "unlike numbers of batches, or of steps, on ranks"
+        cause = "different numbers of batches, or of steps, on ranks"
         return [Alarm("steps", step, f"at {against(places, ranks)}", cause, ranks)]
     found = [one for rule in RULES for one in rule(rows, before)]
-    # parameters follow from those
     if not any(one.rule in LEADS and one.ranks and one.severe for one in found):
         noted = any(one.rule == "gradients" for one in found)
         found += parameters(rows, before, by_rounding=noted)
@@ -51,7 +51,7 @@ def alarms_of(rows: Rows, before: Rows | None) -> list[Alarm]:
 
 
 def place(row: Row) -> str:
-    """Return where the rank is that sent this row."""
+    """Return the place in the run of the rank that sent this row."""
     if row["kind"] != "step":
         return {"recording": "the start", "end": "the end"}.get(row["kind"], "?")
     optimizer = row.get("optimizer", 0)
@@ -59,39 +59,39 @@ def place(row: Row) -> str:
 
 
 def alarms_at_start(headers: Rows) -> list[Alarm]:
-    """Return differences of models, or of their start weights."""
+    """Return differences of the models, or of their initial weights."""
     models = [{n: str(v) for n, v in one["parameters"].items()} for one in headers]
     name, ranks = first_unlike(models)
     if ranks:
         what = against([one.get(name, "not there") for one in models], ranks)
-        cause = "ranks make unlike models: other settings, or other code"
+        cause = "ranks build different models: other settings, or other code"
         return [Alarm("model", 0, what, cause, ranks, name)]
     name, ranks = first_unlike([one["start"] for one in headers])
-    what = "unlike those of the others before the first step"
+    what = "differ from the other ranks before the first step"
     return [Alarm("parameters", 0, what, NOT_BROADCAST, ranks, name)] if ranks else []
 
 
 def alarms_at_end(
     ends: Rows, before: Sequence[Rows] = (), start: Rows = ()
 ) -> Iterable[Alarm]:
-    """Yield unlike numbers of steps, and what only the end shows; ``before`` are the
-    rows of the last recorded step of each optimizer, and ``start`` the first lines.
+    """Yield different numbers of steps, and faults that only the end shows; ``before``
+    are the rows of the last recorded step of each optimizer, ``start`` the headers.
     """
     counts = [sum(end["steps"].values()) for end in ends]
     ends = [{"step": max(counts)} | {**end} for end in ends]
     if ranks := unlike([tuple(sorted(end["steps"].items())) for end in ends]):
         what = against([f"{count} steps" for count in counts], ranks)
-        cause = "unlike numbers of batches on ranks"
+        cause = "different numbers of batches on ranks"
         yield alarm(ends, "steps", what, cause, ranks=ranks)
         return
-    yield from of_progress.evaluation_mode(ends)
+    yield from of_steps.evaluation_mode(ends)
     yield from also(ends)
     yield from _unseen(ends, start)
     yield from parted_at_the_end(ends, before)
 
 
 def _unseen(ends: Rows, start: Rows) -> Iterable[Alarm]:
-    # all that a recorder can be blind to looks as if it were not done
+    # the recorder may have been blind to them
     steps, passes = ends[0]["step"], max(end["forwards"] for end in ends)
     if steps and not passes:
         what = f"{steps} steps and no forward pass of the training"
@@ -107,13 +107,95 @@ def _unseen(ends: Rows, start: Rows) -> Iterable[Alarm]:
         yield alarm(ends, "steps", what, cause, severe=severe)
 
 
+def parameters(
+    rows: Rows, before: Rows | None, by_rounding: bool = False
+) -> Iterable[Alarm]:
+    """Require equal parameters on all ranks after the step; nearly equal ones, if
+    gradients differ ``by_rounding``.
+    """
+    name, ranks = _unlike(rows)
+    if not ranks:
+        return
+    where = {"ranks": ranks, "tensor": name}
+    was, far = before and _unlike(before)[1], apart(rows)
+    if far > FAR and (by_rounding or was) and not apart(before or rows[:1]) > FAR:
+        what = f"about {far:.1g} of the model apart"
+        cause = "gradients apart by rounding, for long; or another fault as well"
+        yield alarm(rows, "parameters", what, cause, **where)
+    # not if they, or the gradients, were reported before
+    elif not (was or by_rounding):
+        what, cause = _since(rows, before, name)
+        yield alarm(rows, "parameters", what, cause, **where)
+
+
+def _unlike(rows: Rows) -> tuple[str, list[int]]:
+    return first_unlike([hashes(row, "parameters") for row in rows])
+
+
+def apart(rows: Rows) -> float:
+    """Return the largest distance of a rank's parameters from rank 0's, by sketches, as
+    a share of their size; infinity if they are not finite on one of the two.
+    """
+    first = rows[0]["parameters"]
+    found = 0.0
+    for row in rows[1:]:
+        names = [name for name in first if name in row["parameters"]]
+        pairs = [(first[name], row["parameters"][name]) for name in names]
+        unlike_ones = [(a, b) for a, b in pairs if a["hash"] != b["hash"]]
+        gap = hypot(*(dist(a["sketch"], b["sketch"]) for a, b in unlike_ones))
+        size = hypot(*(a["norm"] for a, _ in pairs))
+        if gap:
+            found = max(found, gap / size if isfinite(gap) and size else inf)
+    return found
+
+
+def _since(rows: Rows, before: Rows | None, name: str) -> tuple[str, str]:
+    # since when parameters differ, other than by the gradients, and why
+    step, since = rows[0]["step"], "differ from the other ranks since"
+    if first_unlike([row["before"] for row in rows])[1]:
+        if before is None:
+            return "differ from the other ranks before the step", NOT_BROADCAST
+        last = before[0]["step"]
+        if last + 1 == step:
+            cause = "changed between two steps, and not by this optimizer"
+            return f"{since} step {last} was done", cause
+        cause = "steps between that were not recorded: every=1 finds the step and its "
+        return f"{since} a step after {last}", f"{cause}cause"
+    if unlike([hashes(row, "gradients").get(name) for row in rows]):
+        cause = "the optimizer averages, or shares, other tensors and not this one"
+        return f"{since} this step", cause
+    # ranks may divide the state
+    tables = [row["moments"] for row in before or ()]
+    of_all = [n for n in all_names(tables) if all(n in table for table in tables)]
+    _, ranks = first_unlike([{n: table[n] for n in of_all} for table in tables])
+    who = f" of {in_ranks(ranks)}" if ranks else ""
+    cause = f"the optimizer, or its state{who}, is another one: restored on some ranks "
+    return f"{since} this step, whose gradients are the same", f"{cause}only?"
+
+
+def parted_at_the_end(ends: Rows, before: Sequence[Rows]) -> Iterable[Alarm]:
+    """Require equal parameters on all ranks at the end, unless reported before."""
+    if not all("parameters" in end for end in ends):
+        return
+    name, ranks = _unlike(ends)
+    far = apart(ends)
+    parted = any(_unlike(rows)[1] for rows in before)
+    # then it was reported, or gradients differ by rounding
+    told = parted and (far <= FAR or any(apart(rows) > FAR for rows in before))
+    if ranks and not told:
+        what = "differ from the other ranks at the end, about "
+        what += f"{far:.1g} of the model apart"
+        cause = "a step after the last recorded one: every=1 finds it and its cause"
+        yield alarm(ends, "parameters", what, cause, ranks=ranks, tensor=name)
+
+
 def buffers(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
-    """Buffers are equal on all ranks as the first forward pass of the step begins; a
-    note if no wrapper is there to make them so.
+    """Require equal buffers on all ranks as the first forward pass of the step begins;
+    a note if no wrapper is to broadcast them.
     """
     name, ranks = first_unlike([hashes(row, "buffers") for row in rows])
     if ranks:
-        what = "unlike those of the others as the forward pass begins"
+        what = "differ from the other ranks as the forward pass begins"
         cause = "no wrapper broadcasts them: each rank keeps its own"
         severe = all(row["broadcast_buffers"] for row in rows)
         if severe:
@@ -123,34 +205,129 @@ def buffers(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
 
 
 def also(rows: Rows, before: Rows | None = None) -> Iterable[Alarm]:
-    """Modules beside the model are equal on all ranks that record them."""
+    """Require that modules given by ``also`` are equal on all ranks that have them."""
     have = [rank for rank, row in enumerate(rows) if "also" in row]
     name, found = first_unlike([rows[rank]["also"] for rank in have])
     if found:
-        what = "unlike those of the others, beside the model"
+        what = "differ from the other ranks, outside the model"
         cause = "made, loaded or updated in another way on ranks, or on one alone"
         ranks = [have[number] for number in found]
         yield alarm(rows, "also", what, cause, ranks=ranks, tensor=name)
 
 
 RULES: tuple[Callable[[Rows, Rows | None], Iterable[Alarm]], ...] = (
-    of_progress.evaluation_mode,
-    of_inputs.unread,
-    of_inputs.same_samples,
-    of_progress.forward_passes,
-    of_progress.learning_rates,
-    of_progress.settings,
+    of_steps.evaluation_mode,
+    of_steps.unread,
+    of_steps.same_samples,
+    of_steps.forward_passes,
+    of_steps.learning_rates,
+    of_steps.settings,
     buffers,
-    of_progress.wrappers,
+    of_steps.wrappers,
     of_gradients.gradients,
-    of_progress.carried,
-    of_progress.touched,
+    of_steps.carried,
+    of_steps.touched,
     of_gradients.no_gradient,
-    of_progress.not_finite,
-    of_progress.unmoved,
-    of_progress.not_held,
-    of_progress.synchronized_often,
-    of_inputs.random_numbers,
-    of_inputs.shared_generators,
+    of_steps.not_finite,
+    of_steps.unmoved,
+    of_steps.not_held,
+    of_steps.synchronized_often,
+    of_steps.random_numbers,
+    of_steps.shared_generators,
     also,
 )
+
+
+class Judge:
+    """The rules applied to a run: headers, steps and ends of all ranks, in its order.
+
+    Each fault is reported once. A note does not suppress a later alarm of its rule.
+    ``is_apart``: ranks are at different places of the run. They never come together
+    again, so nothing more is compared.
+    """
+
+    def __init__(self) -> None:
+        self.is_apart = False
+        # the rows of the recorded step before, by optimizer
+        self._before: dict[int, Rows] = {}
+        # tensors in the findings so far, by rule and severity
+        self._told: dict[tuple[str, bool], set[str]] = {}
+        # the first step with a batch, by its hash
+        self._read: dict[int, int] = {}
+        self._start: Rows = ()
+        # the first step of any optimizer
+        self._first: Rows = ()
+
+    def see(self, rows: Rows) -> list[Alarm]:
+        """Return the findings in ``rows`` that were not reported before."""
+        return self.new([] if self.is_apart else self._all(rows))
+
+    def _all(self, rows: Rows) -> Iterable[Alarm]:
+        kinds = {row["kind"] for row in rows}
+        if kinds == {"recording"}:
+            self._start = rows
+            return alarms_at_start(rows)
+        if kinds == {"end"}:
+            return alarms_at_end(rows, [*self._before.values()], self._start)
+        places = {(row["kind"], row.get("optimizer"), row.get("step")) for row in rows}
+        self.is_apart = len(places) > 1
+        if self.is_apart:
+            return alarms_of(rows, None)
+        before = self._before.get(rows[0]["optimizer"])
+        self._before[rows[0]["optimizer"]] = rows
+        self._first = self._first or rows
+        found = [*alarms_of(rows, before), *self._read_again(rows)]
+        return [*found, *of_steps.padding(rows, self._first)]
+
+    def _read_again(self, rows: Rows) -> Iterable[Alarm]:
+        # at any step before, as the first batch of an epoch is
+        steps = {}
+        for rank, row in enumerate(rows):
+            if of_steps.samples(row):
+                key = hash(
+                    (
+                        rank,
+                        row["optimizer"],
+                        *of_steps.samples(row),
+                        *of_steps.beside(row),
+                    )
+                )
+                steps[rank] = self._read.setdefault(key, row["step"])
+        ranks = [rank for rank, step in steps.items() if step < rows[rank]["step"]]
+        return of_steps.batch_again(rows, ranks, steps[ranks[-1]]) if ranks else []
+
+    def new(self, found: Iterable[Alarm]) -> list[Alarm]:
+        """Return the findings that were not reported before."""
+        new = []
+        for one in found:
+            key = one.rule, one.severe
+            told = self._told.get(key)
+            # a few tensors, which may be intended, do not suppress many
+            if told is None or len({*one.tensors} - told) > len(told):
+                self._told[key] = {*(told or ()), *one.tensors}
+                new.append(one)
+        return new
+
+
+def alarms_in(recording: Recording) -> dict[str, bool]:
+    """Return the findings of the rules as lines, each with its severity: those in the
+    rows, and those that only the run could have, such as a missing rank.
+    """
+    ranks = [recording.ranks[rank] for rank in sorted(recording.ranks)]
+    found = []
+    if not recording.missing:
+        judge = Judge()
+        found += judge.see([one.header for one in ranks])
+        for key in ranks[0].steps:
+            rows = [one.steps[key] for one in ranks if key in one.steps]
+            if len(rows) == len(ranks):
+                found += judge.see(rows)
+        if all(one.end for one in ranks):
+            found += judge.see([one.end for one in ranks if one.end])
+    again = {(one.rule, one.severe) for one in found}
+    lines = {one.line: one.severe for one in found}
+    for row in (row for one in ranks for row in one.alarms):
+        severe = row["kind"] == "alarm"
+        if (row["rule"], severe) not in again:
+            lines[row["line"]] = severe
+    return {line.removeprefix("minitrain: "): severe for line, severe in lines.items()}

@@ -1,12 +1,17 @@
-"""Rules on gradients: the same on all ranks, and the mean of the ranks' own."""
+"""Rules on gradients: equal on all ranks, and the mean of the ranks' own gradients.
+
+The cause comes from the factors with which the ranks' own gradients are in a sum.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch
+from torch import Tensor
 
 from minitrain.recording.alarm import (
     Alarm,
+    Row,
     Rows,
     alarm,
     all_names,
@@ -16,26 +21,33 @@ from minitrain.recording.alarm import (
     unlike,
 )
 from minitrain.recording.fingerprint import BINS
-from minitrain.recording.gradient_patterns import (
-    APART,
-    CLOSE,
-    factors,
-    lacking,
-    of_unlike_gradients,
+from minitrain.recording.sketches import (
+    Sketches,
+    as_multiple,
+    comparable,
+    fit,
+    sketches,
 )
-from minitrain.recording.sketches import Sketches, as_multiple, comparable, sketches
 
-# of a whole model's factor: far above rounding, and a clipping seldom hits it
+# relative rounding of a tensor: other hardware, or threads, may add in another order
+ROUNDING = 1e-5
+# relative rest of a fit: bfloat16 rounds as much
+CLOSE = 1e-2
+# how much better a fit must be to be taken instead of another
+BETTER = 10
+# beyond this condition number factors are meaningless
+MOST_ALIKE = 100.0
+# relative, of the factor of a whole model: far above rounding, and clipping seldom
+# leads to it
 NEAR = 2e-4
-# of a tensor: above what 16 bits in the reduction make of it
+# relative, of a tensor: above the rounding of a reduction in 16 bits
 OFF = 0.05
-SUMMED = "summed instead of averaged, unless the loss is divided by the ranks"
+LOST = "a transfer that was lost, or a rank that was left out"
 
 
 def gradients(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
-    """Gradients are equal on all ranks as the optimizer gets them, and the mean of the
-    ranks' own, up to a factor that all tensors have: that of a clipping or of a scaled
-    loss.
+    """Require gradients that are equal on all ranks as the optimizer gets them, and the
+    mean of the ranks' own, up to a common factor: clipping, or a scaled loss.
     """
     tables = [hashes(row, "gradients") for row in rows]
     found = {n: unlike([t.get(n) for t in tables]) for n in all_names(tables)}
@@ -45,11 +57,14 @@ def gradients(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
         return
     # a rank may be alone in another tensor than the first
     ranks = max((found[name] for name in differ), key=len)
-    what, cause = of_unlike_gradients(rows, before, differ, ranks)
-    if what != APART and (equal := _equal_after(rows, differ)):
-        yield from _averaged_in_step(rows, before, equal)
+    what, cause, severe = _difference(rows, before, differ, ranks)
+    if severe and (equal := _equal_after(rows, differ)):
+        what = "ranks have other gradients and the same parameters after the step "
+        what += f"({len(equal)} such tensors)"
+        cause = "the optimizer averages gradients, or shares its results, by itself"
+        yield note(rows, "averaged in step", what, cause, tensor=equal[0])
         return
-    where = {"ranks": ranks, "tensor": differ[0], "severe": what != APART}
+    where = {"ranks": ranks, "tensor": differ[0], "severe": severe}
     yield alarm(rows, "gradients", what, cause, **where)
 
 
@@ -60,7 +75,7 @@ def _mean(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
         return
     factor, rest = together.in_mean()
     if rest > CLOSE:
-        found = _lacking(rows, names) or _clipped(rows, together)
+        found = _incomplete(rows, names) or _clipped(rows, together)
     else:
         found = _by_number_of_ranks(rows, before, factor)
     if found:
@@ -70,7 +85,7 @@ def _mean(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
 
 
 def _equal_after(rows: Rows, names: Sequence[str]) -> list[str]:
-    # those that the step changes to the same on all ranks, though gradients differ
+    # parameters that the step changes equally on all ranks, though gradients differ
     found = []
     for name in names:
         after = [hashes(row, "parameters").get(name) for row in rows]
@@ -81,46 +96,10 @@ def _equal_after(rows: Rows, names: Sequence[str]) -> list[str]:
     return found
 
 
-def _averaged_in_step(
-    rows: Rows, before: Rows | None, equal: Sequence[str]
-) -> Iterable[Alarm]:
-    what = (
-        "ranks have other gradients and the same parameters after the step "
-        f"({len(equal)} such tensors)"
-    )
-    cause = "the optimizer averages gradients, or shares its results, by itself"
-    yield note(rows, "averaged in step", what, cause, tensor=equal[0])
-    factor = _factor_of_step(rows, before, equal)
-    if abs(factor - len(rows)) < CLOSE * len(rows):
-        what = f"the step is {len(rows)} times the mean of the ranks' own: their sum"
-        yield note(rows, "mean", what, SUMMED)
-
-
-def _factor_of_step(rows: Rows, before: Rows | None, names: Sequence[str]) -> float:
-    # how many times the mean of the own gradients a step is, in learning rates; 0
-    # where it is no multiple of it, or where the step before is not recorded
-    rates, old = rows[0]["lr"], before[0]["parameters"] if before else {}
-    known = [n for n in names if n in old and all(n in row["own"] for row in rows)]
-    begins = rows[0]["before"]
-    if len(rates) != 1 or not rates[0] or not known:
-        return 0.0
-    if any(old[name]["hash"] != begins[name] for name in known):
-        return 0.0
-    own = [[x for name in known for x in row["own"][name]] for row in rows]
-    mean = torch.tensor(own, dtype=torch.float64).mean(0)
-    pair = [
-        [x for name in known for x in of[name]["sketch"]]
-        for of in (rows[0]["parameters"], old)
-    ]
-    moved = torch.tensor(pair, dtype=torch.float64)
-    factor, rest = as_multiple(moved[0] - moved[1], mean)
-    return -factor / rates[0] if rest < CLOSE else 0.0
-
-
 def _clipped(rows: Rows, together: Sketches) -> Alarm | None:
-    # each rank's gradient is in the sum with another factor, below that of a mean; in
-    # a mean of all samples it goes by the number of samples
-    parts = factors(together.gradients[0], together.own)
+    # each rank's gradient is in the sum with another factor, smaller than in a mean;
+    # factors that are proportional to the number of samples are a mean of samples
+    parts = _factors(together.gradients[0], together.own)
     counts = [sum(map(len, row["inputs"])) for row in rows]
     if not parts or min(parts) <= 0 or max(parts) * len(rows) > 1 + CLOSE:
         return None
@@ -160,7 +139,8 @@ def _by_number_of_ranks(rows: Rows, before: Rows | None, factor: float) -> Alarm
     world_size = len(rows)
     if _near(factor, world_size):
         what = f"{world_size} times the mean of the ranks' own: their sum"
-        return note(rows, "mean", what, SUMMED)
+        cause = "summed instead of averaged, unless the loss is divided by the ranks"
+        return note(rows, "mean", what, cause)
     # clipping may hit it once
     if _near(factor, 1 / world_size) and _near(_factor(before), 1 / world_size):
         what = f"1/{world_size} of the mean of the ranks' own"
@@ -177,22 +157,20 @@ def _near(a: float, b: float) -> bool:
     return abs(a - b) <= NEAR * abs(b)
 
 
-def _lacking(rows: Rows, names: list[str]) -> Alarm | None:
+def _incomplete(rows: Rows, names: list[str]) -> Alarm | None:
     alone = ((name, sketches(rows, [name])) for name in names)
     off = [n for n, s in alone if s and s.in_mean()[1] >= CLOSE]
     for together in _sets(off, len(rows)):
         found = sketches(rows, together)
-        if found and (lacks := lacking(found.gradients[0], found.own)):
+        if found and (lacks := _lacking(found.gradients[0], found.own)):
             what = f"on all ranks a sum that lacks the gradient of {in_ranks(lacks)}"
-            cause = "a transfer that was lost, or a rank that was left out"
-            where = {"ranks": lacks, "tensor": together[0]}
-            return alarm(rows, "mean", what, cause, **where)
+            return alarm(rows, "mean", what, LOST, ranks=lacks, tensor=together[0])
     return None
 
 
 def _sets(names: list[str], world_size: int) -> Iterator[list[str]]:
-    # each alone, which may have a factor of its own; then some that come after each
-    # other, as in a bucket: so many that their numbers tell all ranks apart
+    # each alone, as factors may differ by tensor; then neighbours, as in a bucket: so
+    # many that their sketches distinguish all ranks
     yield from ([name] for name in names)
     size = -(-2 * world_size // BINS)
     if size > 1:
@@ -201,7 +179,7 @@ def _sets(names: list[str], world_size: int) -> Iterator[list[str]]:
 
 
 def no_gradient(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
-    """A trained parameter has a gradient at one of two recorded steps in a row."""
+    """Require a gradient of each trained parameter at one of two recorded steps."""
     tables = [
         [n for n in row["without_gradient"] if n in last["without_gradient"]]
         for row, last in zip(rows, before or (), strict=bool(before))
@@ -211,7 +189,7 @@ def no_gradient(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
     if still:
         what = f"no gradient, again ({len(still)} such tensors)"
         cause = "not used in the forward pass, or cut off by detach or no_grad"
-        # where ranks hold parts, gradients are there only after their reduction
+        # sharded gradients exist only after their reduction
         never = any(row.get("sharded") and not row["gradients"] for row in rows)
         if never:
             cause = "never reduced: set_requires_gradient_sync(False) in every pass"
@@ -219,3 +197,91 @@ def no_gradient(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
         where = {"tensor": still[0], "tensors": still, "severe": never}
         ranks = whom if len(rows) > 1 else []
         yield alarm(rows, "no gradient", what, cause, ranks=ranks, **where)
+
+
+def _factors(target: Tensor, own: Tensor) -> list[float] | None:
+    # the factor of each rank's own gradient in ``target``; None if they do not explain
+    # it, or are too similar. With as many numbers as factors any sum can be written,
+    # but seldom without one of them
+    found = fit(target, [*own], MOST_ALIKE, least=1)
+    return found[0] if found and found[1] < CLOSE else None
+
+
+def _lacking(target: Tensor, own: Tensor) -> list[int]:
+    # ranks whose gradient ``target`` lacks, if the others have equal factors in it
+    found = _factors(target, own) or [0.0]
+    largest = max(map(abs, found))
+    lacks = [r for r, factor in enumerate(found) if abs(factor) < CLOSE * largest]
+    there = [factor for rank, factor in enumerate(found) if rank not in lacks]
+    alike = max(there) - min(there) <= 5 * CLOSE * largest
+    return lacks if alike else []
+
+
+def _difference(
+    rows: Rows, before: Rows | None, differ: Sequence[str], ranks: Sequence[int]
+) -> tuple[str, str, bool]:
+    # how the gradients of ``ranks`` differ, and why; ``differ`` are the tensors that
+    # are not equal on all ranks. Returns False for mere rounding
+    none = [rank for rank, row in enumerate(rows) if differ[0] not in row["gradients"]]
+    if none:
+        cause = "a submodule that only some ranks use, without a wrapper"
+        return f"none on {in_ranks(none)}", cause, True
+    found = sketches(rows, [name for name in comparable(rows) if name in {*differ}])
+    share = f"{len(differ)} of {len(rows[0]['gradients'])} tensors"
+    if found is None:
+        return f"differ from the other ranks ({share})", "unknown", True
+    alone = [r for r, row in enumerate(rows) if _keeps_its_own(row, *found.own_in(r))]
+    if {*ranks} <= {*alone}:
+        cause = _not_synchronized(rows, before, differ, alone)
+        return f"each keeps its own ({share})", cause, True
+    usual = next(rank for rank in range(len(rows)) if rank not in ranks)
+    factor, rest = as_multiple(found.gradients[ranks[0]], found.gradients[usual])
+    if rest < ROUNDING and abs(factor - 1) < ROUNDING:
+        cause = "other hardware, threads or libraries on ranks"
+        return "apart by rounding", cause, False
+    if rest < CLOSE:
+        what = f"{factor:.3g} times the gradient of rank {usual}"
+        cause = "clipped, or scaled, by a number of its own: use one of all ranks"
+        return what, cause, True
+    # the gradient of a rank may be missing from one of these
+    for rank in [*ranks, usual]:
+        if lacks := _lacking(found.gradients[rank], found.own):
+            what = f"rank {rank} has a sum that lacks the gradient of {in_ranks(lacks)}"
+            return what, LOST, True
+    what = "no rank's own gradient, and no sum of them"
+    cause = "parts that are mixed up (other order of the buckets), or damaged"
+    return what, cause, True
+
+
+def _keeps_its_own(row: Row, factor: float, rest: float, of_mean: float) -> bool:
+    # or a multiple of it. If a wrapper averages, all ranks may have read the same data
+    least = ROUNDING if row["wrapper"] and row["synced"] else 0.0
+    return rest < CLOSE and max(BETTER * rest, least) < of_mean
+
+
+def _not_synchronized(
+    rows: Rows, before: Rows | None, differ: Sequence[str], alone: Sequence[int]
+) -> str:
+    row = rows[alone[0]]
+    wrapper, replaced = row["wrapper"], row.get("replaced", {})
+    if not wrapper:
+        had = any(one["wrapper"] for one in before or ())
+        return f"the model is called without a wrapper{', unlike before' * had}"
+    if row["synced"] is False:
+        return f"{wrapper} did not synchronize in the last pass: no_sync was on"
+    if row["group"] == 1:
+        return f"{wrapper} averages in a group of one rank"
+    if name := next((name for name in differ if name in replaced), ""):
+        tied = f"tied to {replaced[name]}, and was " if replaced[name] else ""
+        return f"{name} was {tied}replaced after {wrapper} took the model"
+    if spare := row["without_gradient"]:
+        return f"{wrapper} waits for {spare[0]}, which has no gradient (not used?)"
+    if len(alone) < len(rows):
+        return "nothing came from the others: a transfer that was lost"
+    was = before[0] if before else row
+    trained = {*was["gradients"], *was["without_gradient"]}
+    if len(differ) < len(row["gradients"]) or not trained & {*differ}:
+        return f"trainable only after {wrapper} was built, or ignored by it"
+    if row["group"] is None:
+        return f"{wrapper} averages in a group of one rank"
+    return f"a communication hook of {wrapper} that reduces nothing"

@@ -1,4 +1,4 @@
-"""One recording at a glance: what was recorded, what is wrong, where the time goes."""
+"""Overview of one recording: its steps, its alarms, and the time of each phase."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -6,8 +6,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from minitrain.recording.findings import alarms_in
 from minitrain.recording.format import Recording, read_recording
+from minitrain.recording.rules import alarms_in
 from minitrain.recording.times import Times, read_times
 
 
@@ -31,7 +31,7 @@ class Shown:
 
     @property
     def num_steps(self) -> int:
-        """The steps that were made, as far as is known."""
+        """The number of steps of the run; at least, if the recording ended early."""
         ranks = self.recording.ranks.values()
         made = [sum(rank.end["steps"].values()) for rank in ranks if rank.end]
         seen = [len({*rank.steps}) for rank in ranks]
@@ -40,8 +40,8 @@ class Shown:
 
     @property
     def unfinished(self) -> list[dict[str, Any]]:
-        """Each rank without an end: how many steps it made, and whether it was killed
-        (or is at work), as it did not close its files.
+        """Each rank without an end: its number of steps, and whether it was killed (or
+        is still running), because it did not close its files.
         """
         times = self.times
         made = Counter[int]() if times is None else Counter(times.rows["rank"].tolist())
@@ -56,7 +56,7 @@ class Shown:
         ]
 
     def facts(self) -> dict[str, Any]:
-        """Return all of it, for programs."""
+        """Return the overview as plain values."""
         recording, times = self.recording, self.times
         ranks = recording.ranks.values()
         header = next(iter(ranks)).header
@@ -84,8 +84,8 @@ class Shown:
 
 
 def show(folder: str | Path) -> dict[str, Any]:
-    """Return what the recording in ``folder`` holds, in plain values: ranks, steps,
-    losses, alarms, and by rank the mean milliseconds of each part of a step.
+    """Return an overview of the recording in ``folder``, in plain values: ranks, steps,
+    losses, alarms, and by rank the mean milliseconds of each phase of a step.
 
     Raises UserError for a folder without a recording, and for a damaged one.
     """

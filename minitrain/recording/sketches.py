@@ -1,9 +1,8 @@
 """Sums of tensors, by their sketches: which factors make one of others.
 
 A sketch is linear in its tensor, and as long as it on average. So the distance of two
-sketches estimates that of two tensors, and what is a sum of tensors is the same sum of
-their sketches. Most faults of a gradient show in the factors of what the ranks computed
-on their own.
+sketches estimates the distance of two tensors, and the sketch of a sum is the sum of
+the sketches. Most faults of a gradient show in the factors of the ranks' own gradients.
 """
 
 import math
@@ -19,12 +18,12 @@ Fit = tuple[list[float], float]
 
 
 def common(*rows: Mapping[str, object]) -> list[str]:
-    """Return the names that all have, in the order of the first."""
+    """Return the names that are in all ``rows``, in the order of the first."""
     return [name for name in rows[0] if all(name in row for row in rows[1:])]
 
 
 def norm(entry: Row) -> float:
-    """Return the norm of a tensor, NaN where it has none."""
+    """Return the norm of a tensor."""
     return float(entry["norm"])
 
 
@@ -34,7 +33,7 @@ def is_finite(entry: Row) -> bool:
 
 
 def apart(a: Row, b: Row) -> float:
-    """Return about how far two tensors are apart; infinity, if one is not finite."""
+    """Return the approximate distance of two tensors; infinity if one is not finite."""
     found = math.dist(a["sketch"], b["sketch"])
     return found if math.isfinite(found) else math.inf
 
@@ -46,7 +45,7 @@ def joined(parts: Mapping[str, Sequence[float]], names: Iterable[str]) -> Tensor
 
 
 def vector(row: Row, kind: str, names: Iterable[str]) -> Tensor:
-    """Return the same of a row's ``gradients`` or ``parameters``, or of its ``own``."""
+    """Return a row's ``gradients``, ``parameters`` or ``own`` as one vector."""
     if kind == "own":
         return joined(row[kind], names)
     return joined({name: row[kind][name]["sketch"] for name in names}, names)
@@ -64,6 +63,7 @@ def combination(target: Tensor, parts: Sequence[Tensor]) -> Fit:
     if not (matrix.isfinite().all() and wanted.isfinite().all()):
         return [0.0] * len(parts), math.inf
     factors = torch.linalg.lstsq(matrix, wanted[:, None]).solution.flatten()
+    # the share of nothing is nothing, not NaN
     rest = (matrix @ factors - wanted).norm() / wanted.norm().clamp_min(1e-300)
     return factors.tolist(), float(rest)
 
@@ -71,9 +71,11 @@ def combination(target: Tensor, parts: Sequence[Tensor]) -> Fit:
 def fit(
     target: Tensor, parts: Sequence[Tensor], most_alike: float = 1e4, least: int = 2
 ) -> Fit | None:
-    """Return the ``combination``, where there are numbers enough to tell: ``least`` for
-    each factor, all of them finite, and no part that others make up. ``most_alike`` is
-    the largest condition number of parts of equal length.
+    """Return the :func:`combination` of ``parts``; None if it is not determined.
+
+    Args:
+        most_alike: the largest condition number of ``parts`` scaled to equal length.
+        least: elements of ``target`` that are needed for each factor.
     """
     if not parts or len(target) < least * len(parts):
         return None
@@ -95,16 +97,16 @@ class Sketches:
 
     @property
     def mean(self) -> Tensor:
-        """Return what data parallelism makes of the ranks' own gradients."""
+        """Return the gradient that data parallelism computes from the ranks' own."""
         return self.own.mean(0)
 
     def in_mean(self, rank: int = 0) -> tuple[float, float]:
-        """Return how many times the mean the gradient of a rank is, and the rest."""
+        """Return the factor of the mean in the gradient of a rank, and the rest."""
         return as_multiple(self.gradients[rank], self.mean)
 
     def own_in(self, rank: int) -> tuple[float, float, float]:
-        """Return the factor of a rank's own gradient in the one that it got, the rest
-        as a share of that, and what would be left of a multiple of the mean.
+        """Return the factor of a rank's own gradient in the reduced one, the rest, and
+        the rest of a multiple of the mean; rests as shares of the reduced one.
         """
         gradient = self.gradients[rank]
         factor, rest = as_multiple(gradient, self.own[rank])
@@ -112,12 +114,12 @@ class Sketches:
 
 
 def comparable(rows: Rows) -> list[str]:
-    """Return tensors of which every rank has its own gradient and the one it got."""
+    """Return tensors of which every rank has its own and the reduced gradient."""
     return common(*(row.get(kind, {}) for kind in ("gradients", "own") for row in rows))
 
 
 def sketches(rows: Rows, names: Sequence[str]) -> Sketches | None:
-    """Return those of ``names``; None if there are none, or one is not finite."""
+    """Return the sketches of ``names``; None without names, or if one is not finite."""
     both = [
         torch.stack([vector(row, kind, names) for row in rows])
         for kind in ("gradients", "own")

@@ -1,18 +1,17 @@
-"""The watch of a recording for stalls: which rank is where while no step is made.
+"""Detection of stalls: the phase and source line of each rank while no step ends.
 
-A thread of each rank looks at the clock. What has not been stamped for a while is a
-stall: the first rank that finds one asks the others, by a file in the folder of the
-recording, and prints a line for each. No port is opened, and the run goes on.
+A thread of each rank watches the clock. If no phase ended for a while, the first rank
+that notices asks the others, by a file in the folder of the recording, and prints a
+line for each. No port is opened, and the run goes on.
 """
 
 import json
-import os
 import site
 import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import get_args
 
 from minitrain.core.printable import note
 from minitrain.recording.alarm import Alarm, in_ranks
-from minitrain.recording.clock import END, Phase, RecordingClock, path_of_times
+from minitrain.recording.clock import Phase, RecordingClock
 from minitrain.recording.format import line_of, ranks_in
 
 LOOK_EVERY_S = 0.25
@@ -47,7 +46,7 @@ class Place:
 
     @property
     def progress(self) -> tuple[int, int]:
-        """How far it has come, to be compared with other ranks."""
+        """Steps and phases so far, to be compared with other ranks."""
         return self.steps, PHASES.index(self.phase)
 
     def __str__(self) -> str:
@@ -56,8 +55,8 @@ class Place:
 
 
 class StallWatch:
-    """Watch the ``clock`` of ``rank``: when nothing was stamped for ``timeout_s`` after
-    the first step, report the places of all ranks that record in ``folder``, once;
+    """Watch the ``clock`` of ``rank``: if no phase ended for ``timeout_s`` after the
+    first step, report the places of all ranks that record in ``folder``, once;
     ``write`` gets the line of the recording.
     """
 
@@ -124,19 +123,11 @@ class StallWatch:
         places[self._rank] = self._place()
         if self._clock.phase == "end":
             return asked
-        silent = [rank for rank, of in places.items() if of is None]
-        ended = [rank for rank in silent if self._has_ended(rank)]
-        found, lines = judge(places, ended, self._timeout_s)
+        found, lines = judge(places, self._timeout_s)
         self._write(line_of(found.row()))
         for line in (found.line, *lines):
             note(line)
         return asked
-
-    def _has_ended(self, rank: int) -> bool:
-        with suppress(OSError), open(path_of_times(self._folder, rank), "rb") as file:
-            file.seek(-min(100, file.seek(0, os.SEEK_END)), os.SEEK_END)
-            return file.read().decode().rstrip().endswith(END)
-        return False
 
     def _place(self) -> Place:
         clock = self._clock
@@ -145,17 +136,17 @@ class StallWatch:
 
 
 def judge(
-    places: Mapping[int, Place | None], ended: Sequence[int], timeout_s: float
+    places: Mapping[int, Place | None], timeout_s: float
 ) -> tuple[Alarm, list[str]]:
     """Return the finding, which names the ranks that the others wait for, and a line
     for each rank.
 
-    ``places`` are None for ranks that gave no answer, of which those in ``ended`` have
-    ended their recording.
+    Args:
+        places: by rank; None for a rank that gave no answer.
     """
     known = {rank: place for rank, place in places.items() if place}
-    ended = [*ended, *(rank for rank, place in known.items() if place.phase == "end")]
-    silent = [rank for rank in places if rank not in known and rank not in ended]
+    ended = [rank for rank, place in known.items() if place.phase == "end"]
+    silent = [rank for rank in places if rank not in known]
     inside = {rank: place for rank, place in known.items() if rank not in ended}
     farthest = max((place.progress for place in inside.values()), default=(0, 0))
     behind = [rank for rank, place in inside.items() if place.progress < farthest]
@@ -168,7 +159,7 @@ def judge(
     said |= dict.fromkeys(ended, "its recording has ended")
     said |= dict.fromkeys(
         silent,
-        "no answer: it was stopped or killed, or is in code that holds Python's lock",
+        "no answer: it ended, was stopped or killed, or holds Python's lock",
     )
     lines = [f"  rank {rank}: {said[rank]}" for rank in sorted(said)]
     return Alarm("stall", steps, what, ranks=missing, severe=False), lines

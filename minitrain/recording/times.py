@@ -14,7 +14,7 @@ from minitrain.analysis.account import ALL_RANKS, account, means, plain_steps
 from minitrain.analysis.columns import Columns, Floats, longest_s
 from minitrain.analysis.stragglers import Stragglers, find_stragglers
 from minitrain.core.errors import UserError
-from minitrain.recording.clock import COLUMNS, END, path_of_times
+from minitrain.recording.clock import COLUMNS, END, PARTS, path_of_times
 from minitrain.recording.format import last_attempt, ranks_in
 from minitrain.recording.optimizers import FIRST_STEPS
 
@@ -39,7 +39,7 @@ class Times:
 
     @property
     def one_clock(self) -> bool:
-        """Whether the moments of all ranks can be compared."""
+        """True if the moments of all ranks can be compared."""
         lacks_moments = np.isnan(self.rows["last_bucket_at_ns"]).any()
         return len(self.hosts) == 1 and not lacks_moments
 
@@ -113,23 +113,21 @@ class TimesCompared:
 
     @property
     def differ(self) -> bool:
-        """Whether the steps are apart by more than noise."""
+        """True if the steps differ by more than noise."""
         return abs(self.b_ms - self.a_ms) > self.noise_ms
 
 
 def compare_times(a: Times | None, b: Times | None) -> TimesCompared | None:
-    """Return how the steps of ``b`` take longer than those of ``a``; None where one of
-    them has no step that was timed.
+    """Return how much longer the steps of ``b`` take than the steps of ``a``; None if
+    one of them has no timed step.
     """
     if a is None or b is None or not a.account or not b.account:
         return None
     ours, theirs = _of_all(a), _of_all(b)
     longer, noise = dict[str, float](), dict[str, float]()
     for part in {**ours, **theirs}:
-        (mine, half), (other, other_half) = (
-            one.get(part, (0.0, 0.0)) for one in (ours, theirs)
-        )
-        longer[part], noise[part] = other - mine, half + other_half
+        mine, other = (one.get(part, (0.0, 0.0)) for one in (ours, theirs))
+        longer[part], noise[part] = other[0] - mine[0], mine[1] + other[1]
     largest = sorted(longer, key=lambda part: -abs(longer[part]))
     return TimesCompared(
         a_ms=sum(ms for ms, _ in ours.values()),
@@ -187,20 +185,20 @@ def _cells(lines: Sequence[str]) -> dict[str, Floats]:
 
 
 def _as_timings(table: Mapping[str, Floats], rank: int) -> Columns:
-    # several optimizers make steps of their own
     count = len(table["step"])
-    rows: Columns = {"step": np.arange(count), "rank": np.full(count, rank)}
     same = ("data_ms", "forward_ms", "other_ms", "optimizer_ms")
-    own = dict(zip(same, same, strict=True))
-    own |= {"exposed_ms": "comm_exposed_ms", "last_gradient_ns": "last_bucket_at_ns"}
-    own |= {"backward_ms": "to_last_bucket_ms", "samples": "tokens"}
-    rows |= {name: table[column] for column, name in own.items()}
-    parts = ["data", "forward", "to_last_bucket", "comm_exposed", "other", "optimizer"]
-    return rows | {
+    return {name: table[name] for name in same} | {
+        # rows are counted, since each optimizer has steps of its own
+        "step": np.arange(count),
+        "rank": np.full(count, rank),
+        "to_last_bucket_ms": table["backward_ms"],
+        "comm_exposed_ms": table["exposed_ms"],
+        "backward_ms": table["backward_ms"] + table["exposed_ms"],
+        "last_bucket_at_ns": table["last_gradient_ns"],
+        "tokens": table["samples"],
         "kind": np.where(table["recorded"] == 1, "bracketed", "plain"),
         "recorded": np.full(count, False),
         # a pause between steps, which is no part of them
         "after_interruption": table["evals"] > 0,
-        "backward_ms": rows["to_last_bucket_ms"] + rows["comm_exposed_ms"],
-        "step_ms": sum((rows[f"{part}_ms"] for part in parts), np.zeros(count)),
+        "step_ms": sum((table[f"{part}_ms"] for part in PARTS), np.zeros(count)),
     }

@@ -1,8 +1,8 @@
-"""Recording of a script that was not changed: ``minitrain record FOLDER -- COMMAND``.
+"""Recording of an unchanged script: ``minitrain record FOLDER -- COMMAND``.
 
 The model is the first module that is called in training mode while an optimizer holds a
 parameter of it. Its recording begins with that call, and ends when the process group is
-destroyed or the process ends.
+destroyed or the process exits.
 """
 
 import atexit
@@ -10,7 +10,6 @@ import gc
 import json
 import os
 import sys
-from contextlib import suppress
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -81,21 +80,8 @@ def _record(model: nn.Module, settings: dict[str, Any]) -> None:
 
 def stop_at_exit(recorder: Any) -> None:
     """Stop ``recorder`` as the process exits."""
-    # an error that ended the script is over when the interpreter comes here
-    error = getattr(sys, "last_value", None)
-    if error is None:
-        recorder.stop()
-    else:
-        stop_after(recorder, error)
-
-
-def stop_after(recorder: Any, error: BaseException) -> None:
-    """Stop ``recorder`` after an ``error`` that ended its training."""
-    with suppress(type(error)):
-        try:
-            raise error
-        finally:
-            recorder.stop()
+    # an error that ended the script is no longer being handled
+    recorder.close(failed=getattr(sys, "last_value", None) is not None)
 
 
 def _optimizers() -> list[Optimizer]:

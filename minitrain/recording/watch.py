@@ -1,7 +1,12 @@
-"""The rules at work while the run goes on: rows of all ranks in, alarms out.
+"""Exchange between ranks while they record: rows to be judged, and meetings.
 
 Each rank puts its rows into the store of the run's process group and waits for none.
-Rank 0 judges the rows of a step when all are there, and puts there what it found.
+Rank 0 judges the rows of a step when all are there, and stores its findings.
+
+If each rank holds a part of the parameters, putting these together is a collective in
+the run's own group. A rank at another place of the run would answer it with another
+collective, and both would hang, or abort. So ranks meet first: each stores its place,
+and the first to know decides for all, once. A rank that came too late learns of it.
 """
 
 import json
@@ -18,18 +23,97 @@ import torch.distributed as dist
 from minitrain.comm.torch_private import HashStore, PrefixStore, Store
 from minitrain.core.errors import EvidenceError
 from minitrain.core.printable import note
-from minitrain.recording.alarm import Alarm
-from minitrain.recording.findings import Judge
+from minitrain.recording.alarm import Alarm, against, unlike
 from minitrain.recording.format import Row, line_of
-from minitrain.recording.meetings import Meetings, wait_until
-from minitrain.recording.rules import place
+from minitrain.recording.rules import Judge, place
 
 # a TCPStore takes 8 MiB at a time, and cuts the connection of a rank that sends more
 PIECE = 1 << 22
-# each of a process has another name, the same on all ranks
+# recorders of a process are numbered, equally on all ranks
 _numbers = count()
-# what a rank sends that ends early: no row of it follows
+# sent by a rank that ends early: no row of it follows
 LEFT = '{"kind": "left"}'
+# keys are most often there at once; a longer wait must not take a core
+POLL_S, FIRST_POLL_S = 0.005, 0.0001
+# a store takes an empty text for a missing key
+AGREED = "null"
+SO = "; sharded tensors need all ranks, so the recording ends here"
+
+
+def wait_until(is_done: Callable[[], bool], limit_s: float) -> bool:
+    """Return true as soon as ``is_done()`` is; false after ``limit_s`` seconds."""
+    deadline, pause = time.monotonic() + limit_s, FIRST_POLL_S
+    while not is_done():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(pause)
+        pause = min(2 * pause, POLL_S)
+    return True
+
+
+class Meetings:
+    """Meetings of ``world_size`` ranks by a ``store``. Each rank takes part in all, in
+    the same order.
+    """
+
+    def __init__(
+        self, store: Store, rank: int, world_size: int, timeout_s: float
+    ) -> None:
+        self.store, self.rank, self.world_size = store, rank, world_size
+        self.timeout_s = timeout_s
+        self._number = self._step = 0
+
+    def come(self, place: str, step: int) -> Alarm | None:
+        """Wait for the others, ``timeout_s`` at most. None if all are at this ``place``
+        of the run; otherwise a finding, the same on all ranks, however late.
+        """
+        key = f"meeting {self._number}"
+        try:
+            self.store.set(f"at {self.rank}", json.dumps([self._number, place]))
+            is_last = self.store.add(f"{key} came", 1) == self.world_size
+            is_decided = not is_last and wait_until(
+                lambda: self.store.check([key]), self.timeout_s
+            )
+            found = None if is_decided else self._found(place, step)
+            decided = self._decide(key, found)
+            if is_last:
+                # no rank reads the keys of the previous meeting any more
+                for end in ("", " came"):
+                    self.store.delete_key(f"meeting {self._number - 1}{end}")
+        except RuntimeError:
+            # the store ends with the rank that hosts it
+            decided = Alarm("ranks", step, f"a rank has gone before {place}{SO}")
+        self._number, self._step = self._number + 1, step
+        return decided
+
+    def leave(self) -> None:
+        """Take part in no more meetings; ranks in the next one learn of it. Calling it
+        twice is harmless.
+        """
+        what = f"at the end, while the others go on{SO}"
+        gone = Alarm("ranks", self._step, what, ranks=[self.rank])
+        with suppress(RuntimeError):
+            self._decide(f"meeting {self._number}", gone)
+
+    def _decide(self, key: str, found: Alarm | None) -> Alarm | None:
+        # the first decision holds
+        mine = AGREED if found is None else json.dumps(vars(found))
+        decided = json.loads(self.store.compare_set(key, "", mine))
+        return None if decided is None else Alarm(**decided)
+
+    def _found(self, place: str, step: int) -> Alarm | None:
+        everyone = range(self.world_size)
+        came = [rank for rank in everyone if self.store.check([f"at {rank}"])]
+        told = self.store.multi_get([f"at {rank}" for rank in came])
+        at = {rank: json.loads(one) for rank, one in zip(came, told, strict=True)}
+        if late := [r for r in everyone if r not in at or at[r][0] < self._number]:
+            what = f"did not come to {place} within {self.timeout_s:g} s{SO}"
+            return Alarm("ranks", step, what, ranks=late)
+        places = [at[rank][1] for rank in everyone]
+        if ranks := unlike(places):
+            what = f"at {against(places, ranks)}{SO}"
+            return Alarm("steps", step, what, ranks=ranks)
+        return None
 
 
 class Watch:
@@ -64,7 +148,7 @@ class Watch:
         self._has_ended = False
         self._meetings = Meetings(self._store, self._rank, self._world_size, timeout_s)
         missing = self._meetings.come("the start", 0)
-        # whether all ranks record, and what is to be told if they do not
+        # whether all ranks record, and the note to report if they do not
         self.has_all, self.missing = missing is None, list[Alarm]()
         # whether they came together wherever they had to, so far
         self.is_whole = True
@@ -87,9 +171,11 @@ class Watch:
             self._number += 1
 
     def meet(self, place: str, step: int) -> bool:
-        """Return whether all ranks come to this ``place`` of the run, within the
-        timeout: what needs all of them may follow. Once one has not, they never do.
-        EvidenceError where that ends the run.
+        """Return true if all ranks reach this ``place`` of the run within the timeout,
+        so that collectives may follow; after a first failure, always false.
+
+        Raises:
+            EvidenceError: they do not, and alarms end the run.
         """
         if not (self.has_all and self.is_whole):
             return False
@@ -99,19 +185,21 @@ class Watch:
         return self.is_whole
 
     def meet_at_the_end(self, step: int) -> bool:
-        """Return whether all ranks meet at the end. A rank that does not come is
-        reported by its last row, or by the lack of one.
+        """Return true if all ranks meet at the end. A rank that does not is reported
+        when its last row is judged, or missing.
         """
         meets = self.has_all and self.is_whole
         return meets and self._meetings.come("the end", step) is None
 
     def tell(self, found: Iterable[Alarm]) -> None:
-        """Report what this rank found by itself, as each of the others does."""
+        """Report findings of this rank alone, as each of the others does."""
         self._report(self._judge.new(found))
 
     def look(self, wait_s: float = 0.0) -> None:
-        """Report what is found by now, or within ``wait_s``; EvidenceError where that
-        ends the run.
+        """Report the findings so far, or those within ``wait_s`` seconds.
+
+        Raises:
+            EvidenceError: there is an alarm, and alarms end the run.
         """
         found: list[Alarm] = []
         try:
@@ -125,7 +213,7 @@ class Watch:
         self._report(found)
 
     def close(self) -> None:
-        """Leave the others. Harmless to call twice."""
+        """Leave the exchange. Calling it twice is harmless."""
         self._meetings.leave()
         if not self._has_ended:
             with suppress(RuntimeError):
@@ -145,7 +233,7 @@ class Watch:
         return Alarm("ranks", self._step, what, ranks=ranks)
 
     def _take(self, found: list[Alarm], waits: bool) -> bool:
-        # judge, or hear, what is there; whether there is nothing to wait for
+        # judge the rows, or read the findings; true if there is nothing to wait for
         store = self._store
         while self._sent:
             number, row, _ = self._sent[0]

@@ -8,12 +8,12 @@ from transformers import TrainerCallback
 
 from minitrain.core.printable import note
 from minitrain.recording.recorder import Recorder
-from minitrain.recording.unchanged import TRAINS_AGAIN, stop_after, stop_at_exit
+from minitrain.recording.unchanged import TRAINS_AGAIN, stop_at_exit
 
 
 class TransformersCallback(TrainerCallback):  # type: ignore[misc]
-    """Record each step of the first ``trainer.train()`` into ``folder``; ``options``
-    are those of :func:`minitrain.record`.
+    """Record the first ``trainer.train()`` into ``folder``, with the ``options`` of
+    :func:`minitrain.record`.
     """
 
     def __init__(self, folder: str | Path, **options: Any) -> None:
@@ -24,7 +24,7 @@ class TransformersCallback(TrainerCallback):  # type: ignore[misc]
         """Start the recorder."""
         if self._recorder is not None:
             # the Trainer tries a smaller batch after an error, for example
-            stop_after(self._recorder, RuntimeError("another training begins"))
+            self._recorder.close(failed=True)
             note(TRAINS_AGAIN.format(self._folder))
             return
         self._recorder = Recorder(model, None, self._folder, **self._options)
@@ -33,6 +33,6 @@ class TransformersCallback(TrainerCallback):  # type: ignore[misc]
         atexit.register(stop_at_exit, self._recorder)
 
     def on_train_end(self, *_: Any, **others: Any) -> None:
-        """Stop it."""
+        """Stop the recorder."""
         if self._recorder is not None:
             self._recorder.stop()

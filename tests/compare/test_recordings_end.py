@@ -64,7 +64,7 @@ def test_a_rank_that_parts_after_the_last_recorded_step(tmp_path: Path) -> None:
     assert found.first
     assert (found.first.end, found.first.ranks) == (True, (1,))
     (alarm,) = found.alarms["B"]
-    assert "parameters, tensor inside.weight, rank 1: unlike those of" in alarm
+    assert "parameters, tensor inside.weight, rank 1: differ from the other" in alarm
 
 
 def test_an_end_that_is_the_last_recorded_step_is_no_more(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from raw_ddp import Setting, train
 
 from minitrain.compare.recordings import compare_recordings
 from minitrain.harness.launcher import launch
-from minitrain.recording.header import TWIN
+from minitrain.recording.rows import TWIN
 
 pytestmark = pytest.mark.slow
 

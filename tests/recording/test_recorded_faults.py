@@ -129,23 +129,12 @@ def same_seed(generator: str) -> Loop:
     return run
 
 
-def trainable_later(folder: Path, fault: bool, rank: int) -> None:
-    inner = plain()
-    inner[0].requires_grad_(False)
-    model = wrapped(inner)
-    for step in steps(folder, inner):
-        if step == 3:
-            inner[0].requires_grad_(True)
-            model = model if fault else wrapped(inner)
-        loss_of(model, batch(step, rank)).backward()
-
-
 class Averages(Optimizer):
     """Reduces gradients in its step, all of them but ``left_out``."""
 
-    def __init__(self, model: nn.Module, left_out: int, divides: bool) -> None:
+    def __init__(self, model: nn.Module, left_out: int) -> None:
         super().__init__(model.parameters(), {"lr": 0.01})
-        self.left_out, self.divides = left_out, divides
+        self.left_out = left_out
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
@@ -153,22 +142,14 @@ class Averages(Optimizer):
             gradient = parameter.grad.clone()
             if number != self.left_out:
                 dist.all_reduce(gradient)
-                gradient /= dist.get_world_size() if self.divides else 1
+                gradient /= dist.get_world_size()
             parameter.add_(gradient, alpha=-self.param_groups[0]["lr"])
 
 
-def averaged(folder: Path, divides: bool, left_out: int, rank: int) -> None:
-    model = plain()
-    for step in steps(folder, model, Averages(model, left_out, divides)):
-        loss_of(model, batch(step, rank)).backward()
-
-
 def left_out_of_step(folder: Path, fault: bool, rank: int) -> None:
-    averaged(folder, True, 2 if fault else -1, rank)
-
-
-def summed_in_step(folder: Path, fault: bool, rank: int) -> None:
-    averaged(folder, not fault, -1, rank)
+    model = plain()
+    for step in steps(folder, model, Averages(model, 2 if fault else -1)):
+        loss_of(model, batch(step, rank)).backward()
 
 
 def not_finite(folder: Path, fault: bool, rank: int) -> None:
@@ -178,18 +159,6 @@ def not_finite(folder: Path, fault: bool, rank: int) -> None:
         if fault and rank == 1 and step == 3:
             x[0, 0] = torch.nan
         loss_of(model, x).backward()
-
-
-def often(folder: Path, fault: bool, rank: int) -> None:
-    """Two passes of one backward pass, which is right, or of two."""
-    model = wrapped(plain())
-    for step in steps(folder, model):
-        first, second = (batch(step, rank, micro) for micro in range(2))
-        loss = loss_of(model, first)
-        if fault:
-            loss.backward()
-            loss = 0
-        (loss + loss_of(model, second)).backward()
 
 
 def skipped(folder: Path, fault: bool, rank: int) -> None:
@@ -298,11 +267,8 @@ FAULTS: dict[str, tuple[Loop, tuple[str, str, int, list[int], str]]] = {
     "torch": (same_seed("torch"), ("note", "shared seed", 2, [], "torch's global")),
     "NumPy": (same_seed("NumPy"), ("note", "shared seed", 2, [], "NumPy's global")),
     "random": (same_seed("random"), ("note", "shared seed", 2, [], "random's global")),
-    "later": (trainable_later, ("alarm", "gradients", 3, [1], "trainable only after")),
     "left out": (left_out_of_step, ("alarm", "parameters", 0, [1], "not this one")),
-    "summed": (summed_in_step, ("note", "mean", 1, [], "their sum")),
     "NaN": (not_finite, ("note", "not finite", 3, [1], "inputs that are not finite")),
-    "often": (often, ("note", "synchronization", 0, [], "2 times")),
     "skipped": (skipped, ("note", "steps", 3, [1], "backward pass was skipped")),
     "padded": (padded, ("note", "padding", 2, [1], "DistributedSampler pads")),
     "late loss": (told_late, ("note", "loss", 0, [], "after optimizer.step()")),
@@ -311,9 +277,8 @@ FAULTS: dict[str, tuple[Loop, tuple[str, str, int, list[int], str]]] = {
     "sharded": (never_reduced, ("alarm", "no gradient", 1, [0, 1], "never reduced")),
     "two": (two_networks, ("alarm", "gradients", 3, [1], "makes.weight")),
 }
-# notes of right loops: parameters are averaged elsewhere, or found by another rule
-EXPECTED = {"left out": {"averaged in step"}, "summed": {"averaged in step"}}
-EXPECTED["later"] = {"wrapper"}
+# notes of right loops
+EXPECTED = {"left out": {"averaged in step"}}
 
 
 def run_all(folder: Path) -> None:

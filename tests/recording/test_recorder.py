@@ -2,8 +2,6 @@
 
 import copy
 import io
-import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +19,10 @@ from recorded_loops import (
 from torch import nn
 
 import minitrain
-from minitrain.compare.recordings import compare_recordings
 from minitrain.core.errors import UserError
 from minitrain.data.cut import content_digest
 from minitrain.recording.fingerprint import digest, fingerprint
 from minitrain.recording.format import path_of_rank, read_recording
-from minitrain.recording.shown import show
 
 
 def kept_of_buffers(model: nn.Module) -> dict[str, Any]:
@@ -120,22 +116,6 @@ def test_ranks_have_the_same_bits_without_a_recorder(
         assert rows[0]["buffers"] == rows[1]["buffers"]
         assert rows[0]["inputs"] != rows[1]["inputs"]
         assert rows[0]["random"] != rows[1]["random"]
-
-
-def train_on_two_hosts(folder: Path) -> None:
-    """Each rank writes to a folder of its own host."""
-    train_together(folder / f"host-{os.environ['RANK']}", 1, False)
-
-
-def test_files_of_two_hosts_are_copied_together(tmp_path: Path) -> None:
-    one, a, b = (tmp_path / name for name in ("one", "host-0", "host-1"))
-    minitrain.launch(train_together, 2, one, 1, False)
-    minitrain.launch(train_on_two_hosts, 2, tmp_path)
-    assert compare_recordings(one, a).verdict == "undecided"
-    shutil.copytree(b, a, dirs_exist_ok=True)
-    found = compare_recordings(one, a)
-    assert (found.verdict, found.broken) == ("equal bits", [])
-    assert (show(a)["missing_ranks"], show(a)["unfinished"]) == ([], [])
 
 
 def test_nothing_is_left_of_the_hooks(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ NAMES = [("rank", "jsonl"), ("times", "csv")]
 STALLS = {
     "loader": ("1", r"in data of step 12 for \d+ s, at stalling_loop.py:\d+ in stall"),
     "disk": ("1", r"in other of step 12 for \d+ s, at stalling_loop.py:\d+ in stall"),
-    "stopped": ("1", "no answer: it was stopped or killed, or is in code that holds"),
+    "stopped": ("1", "no answer: it ended, was stopped or killed, or holds Python"),
     "deadlock": ("", r"in other of step 12 for \d+ s, at stalling_loop.py:\d+ in <mod"),
     "checkpoint": ("", r"in other of step 12 for \d+ s, at stalling_loop.py:\d+ in st"),
 }
@@ -72,39 +72,33 @@ def test_run_without_a_stall_says_nothing(tmp_path: Path) -> None:
 
 
 AT_12 = {"steps": 12, "seconds": 30.0, "line": ", at train.py:8 in main"}
+SENDS, READS, ENDED = (
+    Place(phase=phase, **AT_12) for phase in ("communication", "data", "end")
+)
 
 
-def test_rank_that_is_behind_is_waited_for() -> None:
-    places = {
-        0: Place(phase="communication", **AT_12),
-        1: Place(phase="data", **AT_12),
-        2: Place(phase="communication", **AT_12),
-    }
-    found, lines = judge(places, [], 30)
-    assert found.line == (
-        "minitrain: note: step 12: stall, rank 1: no part of a step ended for 30 s; "
-        "the others wait for rank 1"
-    )
-    assert lines == [
-        "  rank 0: in communication of step 12 for 30 s, at train.py:8 in main",
-        "  rank 1: in data of step 12 for 30 s, at train.py:8 in main",
-        "  rank 2: in communication of step 12 for 30 s, at train.py:8 in main",
-    ]
-
-
-def test_rank_whose_recording_has_ended_is_waited_for() -> None:
-    waiting = Place(phase="communication", **AT_12)
-    for ended in ({1: None}, {1: Place(phase="end", **AT_12)}):
-        found, lines = judge(
-            {0: waiting, **ended}, [1] if None in ended.values() else [], 30
-        )
-        assert found.ranks == [1]
-        assert lines[1] == "  rank 1: its recording has ended"
-
-
-def test_ranks_at_the_same_point_wait_for_none() -> None:
-    """A pause, or a deadlock: the lines tell which."""
-    found, lines = judge(dict.fromkeys((0, 1), Place(phase="data", **AT_12)), [], 30)
-    assert (found.ranks, found.severe) == ([], False)
-    assert found.what == "no part of a step ended for 30 s"
-    assert len(lines) == 2
+@pytest.mark.parametrize(
+    ("places", "missing", "line"),
+    [
+        (
+            [SENDS, READS, SENDS],
+            1,
+            "in data of step 12 for 30 s, at train.py:8 in main",
+        ),
+        ([SENDS, ENDED], 1, "its recording has ended"),
+        ([SENDS, READS, None], 2, "no answer: it ended, was stopped or killed, or"),
+        # a pause, or a deadlock: the lines tell which
+        ([READS, READS], None, "in data of step 12 for 30 s, at train.py:8 in main"),
+    ],
+)
+def test_ranks_that_the_others_wait_for_are_named(
+    places: list[Place | None], missing: int | None, line: str
+) -> None:
+    found, lines = judge(dict(enumerate(places)), 30)
+    stall = "minitrain: note: step 12: stall, rank {0}: no part of a step ended for "
+    stall += "30 s; the others wait for rank {0}"
+    if missing is None:
+        stall = "minitrain: note: step 12: stall: no part of a step ended for 30 s"
+    assert found.line == stall.format(missing)
+    assert len(lines) == len(places)
+    assert lines[missing or 0].startswith(f"  rank {missing or 0}: {line}")

@@ -1,65 +1,139 @@
-"""A step as it is written down: collected from forward pass to optimizer."""
+"""Rows of a recording: the header, each recorded step from forward pass to optimizer,
+and the end.
+"""
 
+import os
+import sys
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from minitrain.core.errors import UserError
+from minitrain.recording import hooks
 from minitrain.recording.backwards import Backwards, Pass
-from minitrain.recording.fingerprint import digest, fingerprint
-from minitrain.recording.format import Row
-from minitrain.recording.hooks import (
-    Wrappers,
-    acts_in_training,
-    has_dropout,
-    innermost,
-    is_in_parts,
-    named_tensors,
-    parameters_of,
-    plain_names,
-    replaced_in,
-)
+from minitrain.recording.fingerprint import BINS, digest, fingerprint
+from minitrain.recording.format import VERSION, Row
 from minitrain.recording.inputs import Generators, random_digest, read
 from minitrain.recording.modules import ModuleCalls
 from minitrain.recording.optimizers import Optimizers, Stepped
 
+TWIN = "MINITRAIN_TWIN"
+MOVED = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 # passes that are kept for a step: more than gradients are accumulated over
 MOST_PASSES = 1024
-# what a step without a pass has
+# defaults of a step without a forward pass
 NO_PASS: Row = {"wrapper": "", "wrapper_id": 0, "synced": None, "group": None}
 NO_FIRST: Row = {"random": "", "buffers": {}, "broadcast_buffers": None, "drawn": {}}
 
 
+def rank_and_size() -> tuple[int, int]:
+    """Return rank and world size, of torch.distributed or torchrun's environment."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+
+
+def is_twin() -> bool:
+    """Return true if this run starts one unit in the last place away (a twin)."""
+    return os.environ.get(TWIN) == "1"
+
+
+@torch.no_grad()
+def perturb(parameters: Iterable[Tensor]) -> None:
+    """Move every floating parameter one unit in the last place towards infinity."""
+    for parameter in parameters:
+        # each rank moves its own part of a sharded one
+        local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+        if local.dtype in MOVED:
+            up = torch.full((), torch.inf, dtype=local.dtype, device=local.device)
+            local.copy_(torch.nextafter(local, up))
+
+
+def header_of(inner: nn.Module, every: int) -> Row:
+    """Return the first row of a run: its model before the first step."""
+    parameters, pairs = hooks.parameters_of(inner), hooks.tied(inner)
+    rank, world_size = rank_and_size()
+    header = {
+        "kind": "recording",
+        "version": VERSION,
+        "rank": rank,
+        "world_size": world_size,
+        "every": every,
+        "twin": is_twin(),
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "device": next(iter(parameters.values())).device.type,
+        "bins": BINS,
+        "parameters": {
+            name: {
+                "shape": [*parameter.shape],
+                "dtype": str(parameter.dtype).removeprefix("torch."),
+                "trained": parameter.requires_grad,
+            }
+            for name, parameter in parameters.items()
+        },
+        "start": {name: digest(p) for name, p in parameters.items()},
+    }
+    return header | ({"tied": pairs} if pairs else {})
+
+
+def require_whole(inner: nn.Module) -> None:
+    """Raise UserError if ``inner`` is sharded in a way that the recorder cannot read;
+    call it in the first forward pass.
+    """
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is None:
+        return
+    if any(isinstance(m, fsdp.FullyShardedDataParallel) for m in inner.modules()):
+        raise UserError(
+            "record: model is in FullyShardedDataParallel, whose parameters have no "
+            "names of their own: use fully_shard"
+        )
+    if isinstance(inner, fsdp.FSDPModule) and not is_sharded(inner):
+        raise UserError(
+            "record: fully_shard(model) was called after the recorder's start: call it "
+            "before"
+        )
+
+
+def is_sharded(inner: nn.Module) -> bool:
+    """Return true if each rank holds a part of some parameters."""
+    return any(map(hooks.is_in_parts, inner.parameters()))
+
+
 class StepRows:
-    """Collects what happens in the steps of ``inner`` that are recorded. Of all steps
-    it counts the passes: ``forwards`` of the training, and ``evals`` with gradients in
-    evaluation mode. ``calls`` are those of the modules within a pass, if wanted.
+    """Collects the rows of the recorded steps of ``inner``. Of all steps it counts the
+    passes: ``forwards`` in training, and ``evals`` with gradients in evaluation mode.
+    ``also`` are modules that are hashed too, by name. ``calls`` records the calls of
+    the modules within a pass, unless None. ``begun`` has the unfinished row of each
+    optimizer that is at a recorded step, by its number.
     """
 
     def __init__(
         self,
         inner: nn.Module,
-        wrappers: Wrappers,
+        wrappers: hooks.Wrappers,
         also: Mapping[str, nn.Module],
-        calls: ModuleCalls | None = None,
+        calls: ModuleCalls | None,
     ) -> None:
         self._inner, self._wrappers, self._also = inner, wrappers, also
         self.calls = calls
+        self.begun: dict[int, Row] = {}
+        self.forwards = self.evals = 0
         self._passes: deque[Pass] = deque(maxlen=MOST_PASSES)
-        # of all those of recorded steps
+        # number of passes of recorded steps so far
         self._number = 0
         self._first: Pass | None = None
-        self._begun: dict[int, Row] = {}
         self._backwards, self._generators = Backwards(), Generators()
         self._listens = False
         # steps of all optimizers when hooks began to see each gradient
         self._seen_from = 0
-        self.forwards = self.evals = 0
-        # whether dropout or batch norm were in training mode, and the first step that
-        # came from passes in evaluation mode alone after that: until it is in a row
+        # whether dropout or batch norm were in training mode, and the first step after
+        # that whose passes were all in evaluation mode, until a row has it
         self._acted, self._in_eval = False, dict[str, int]()
 
     def pass_begins(
@@ -75,7 +149,7 @@ class StepRows:
                 "group": group.size() if isinstance(group, dist.ProcessGroup) else None,
             }
         told["wrapper_id"] = self._wrappers.count
-        told["replaced"] = replaced_in(wrapper, self._inner)
+        told["replaced"] = hooks.replaced_in(wrapper, self._inner)
         if self.calls is not None:
             self.calls.listen(self._inner, module)
         one = Pass(self._number, told)
@@ -99,28 +173,32 @@ class StepRows:
                 self._passes[-1].told["modules"] = self.calls.calls
 
     def listen(self, optimizers: Optimizers) -> None:
-        """Hook the gradients that train: some may from now on."""
+        """Hook the gradients of all parameters that require one now."""
         self._backwards.listen(self._inner)
         if not self._listens:
             self._listens, self._seen_from = True, optimizers.steps
-            self._acted = acts_in_training(self._inner)
+            self._acted = hooks.acts_in_training(self._inner)
 
     def forget(self) -> None:
-        """Remove the hooks, and note that no step to be recorded comes next."""
+        """Remove the hooks; the next step is not recorded."""
         if self._listens:
             self._listens = False
             self._passes.clear()
             self._backwards.forget()
             self._generators.forget()
-            # of a pass that an error ended
+            # an error may have ended the pass
             if self.calls is not None:
                 self.calls.forget()
 
     def end(self, steps: Mapping[str, int], together: bool) -> Row:
-        """Return the last row; not ``together``: without parameters and buffers."""
+        """Return the last row; with parameters and buffers if ranks are ``together``.
+
+        Args:
+            steps: how many steps each optimizer made, by its number.
+        """
         row = {"kind": "end", "steps": steps, "forwards": self.forwards} | self._mode()
         if together:
-            named = parameters_of(self._inner)
+            named = hooks.parameters_of(self._inner)
             row["parameters"] = {name: fingerprint(p) for name, p in named.items()}
             row["buffers"] = self._buffers()
             row |= {"also": self._beside_the_model()} if self._also else {}
@@ -134,12 +212,12 @@ class StepRows:
         return {
             f"{name}.{of}": digest(tensor)
             for name, module in self._also.items()
-            for of, tensor in named_tensors(innermost(module)).items()
+            for of, tensor in hooks.named_tensors(hooks.innermost(module)).items()
         }
 
     def _buffers(self) -> dict[str, Row]:
-        # of each its hash; of floating ones, which rounding may take apart, all
-        named = plain_names(self._inner, self._inner.named_buffers())
+        # rounding may change floating ones, so these have a sketch too
+        named = hooks.plain_names(self._inner, self._inner.named_buffers())
         return {
             n: fingerprint(b) if b.is_floating_point() else {"hash": digest(b)}
             for n, b in named.items()
@@ -158,32 +236,28 @@ class StepRows:
     def step_begins(
         self, stepped: Stepped, optimizers: Optimizers, together: bool
     ) -> None:
-        """Begin the row of a step. Not ``together``: without its tensors."""
-        named = parameters_of(self._inner) if together else {}
+        """Begin the row of a step; with its tensors if ranks are ``together``."""
+        named = hooks.parameters_of(self._inner) if together else {}
         held, elsewhere = stepped.holds(), optimizers.hold()
         lost = [name for name, p in named.items() if id(p) not in elsewhere]
         written = {name for name, p in named.items() if id(p) in held}
         written |= {*lost} if stepped.number == 0 else set()
         row: Row = {"kind": "step", "optimizer": stepped.number, "step": stepped.steps}
         row["before"] = {n: digest(p) for n, p in named.items() if n in written}
-        # some may belong to an optimizer that is yet to make its first step
+        # at step 0 they may belong to an optimizer that has not made a step yet
         row["not_held"] = [n for n in lost if named[n].requires_grad and stepped.steps]
-        self._begun[stepped.number] = row
+        self.begun[stepped.number] = row
         if not stepped.by_closure:
             self._collect(row, stepped, named)
 
-    def is_begun(self, stepped: Stepped) -> bool:
-        """Return whether the step that it is at is recorded."""
-        return stepped.number in self._begun
-
     def step_ended(self, stepped: Stepped, together: bool) -> Row | None:
-        """Return all that is known of a step after it; None if it is not recorded."""
-        row = self._begun.pop(stepped.number, None)
+        """Return the finished row of a step; None if it is not recorded."""
+        row = self.begun.pop(stepped.number, None)
         if row is not None:
             self._finish(row, stepped, together)
             self._generators.step_ends()
         in_eval = stepped.forwards == self.forwards and stepped.evals < self.evals
-        if in_eval and self._acted and not acts_in_training(self._inner):
+        if in_eval and self._acted and not hooks.acts_in_training(self._inner):
             self._in_eval = {"in_eval": stepped.steps - 1}
             # it is reported once
             self._acted = False
@@ -193,7 +267,7 @@ class StepRows:
         return None if row is None else row | self._mode()
 
     def _finish(self, row: Row, stepped: Stepped, together: bool) -> None:
-        named = parameters_of(self._inner) if together else {}
+        named = hooks.parameters_of(self._inner) if together else {}
         if stepped.by_closure:
             self._collect(row, stepped, named)
         kept = {name: p for name, p in named.items() if name in row["before"]}
@@ -216,7 +290,7 @@ class StepRows:
         drew = first is not NO_FIRST and self._random() != first["random"]
         known = {n: g for n, g in self._backwards.known.items() if n in mine}
         if known and not stepped.by_closure:
-            # gradients of those before were dropped
+            # the gradients of earlier passes were dropped
             since = min(gradient.since for gradient in known.values())
             passes = [one for one in passes if one.number >= since]
         told = [one.told for one in passes]
@@ -237,29 +311,27 @@ class StepRows:
         trained = {name: p for name, p in mine.items() if p.requires_grad}
         is_seen = stepped.steps and stepped.last >= self._seen_from
         reduced = sum(one.has_backward for one in passes if one.told["synced"])
-        is_sharded = any(map(is_in_parts, trained.values()))
+        sharded = any(map(hooks.is_in_parts, trained.values()))
         samples = [t["unlabelled"] for t in told]
         found = {
-            "reductions": 0 if is_sharded else reduced,
+            "reductions": 0 if sharded else reduced,
             "carried": [
                 n for n in trained if n in known and known[n].carried and is_seen
             ],
             "touched": [n for n in trained if n in known and known[n].touched],
             "replaced": last.get("replaced"),
             "unlabelled": samples if all(samples) else [],
-            "sharded": is_sharded,
+            "sharded": sharded,
             "not_finite": any(t["not_finite"] for t in told),
             "modules": [call for t in told for call in t.get("modules", ())],
             "drawn": first["drawn"],
-            "dropout": drew and has_dropout(self._inner),
         }
-        # few steps have these, and rows only of these
+        # most steps have none of these
         row |= {key: value for key, value in found.items() if value}
-        waits = last["synced"] is False
-        self._collect_gradients(row, trained, stepped.grad_scale(), waits)
+        self._collect_gradients(row, trained, stepped.grad_scale(), last["synced"])
 
     def _collect_gradients(
-        self, row: Row, trained: dict[str, nn.Parameter], scale: float, waits: bool
+        self, row: Row, trained: dict[str, nn.Parameter], scale: float, synced: Any
     ) -> None:
         # one at a time: unscaled ones are copies
         gradients = {
@@ -268,8 +340,8 @@ class StepRows:
             if p.grad is not None
         }
         own, passes = self._backwards.take([*trained])
-        if waits:
-            # there was none that synchronized, so they are this rank's own
+        if synced is False:
+            # no pass synchronized, so the gradients are this rank's own
             own = {name: gradient["sketch"] for name, gradient in gradients.items()}
         elif passes:
             row["passes"] = passes

@@ -1,0 +1,332 @@
+"""Rules on a step: the samples and random numbers of ranks, and what the step does."""
+
+import math
+import operator
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from functools import reduce
+
+from minitrain.recording.alarm import (
+    Alarm,
+    Row,
+    Rows,
+    against,
+    alarm,
+    all_names,
+    in_ranks,
+    note,
+    unless_all,
+    unlike,
+)
+
+# step length, as a share of the parameter, that float32 may round away
+ROUNDED = 1e-6
+
+
+def samples(row: Row) -> list[str]:
+    """Return the digests of all samples since the last step."""
+    return [digest for batch in row["inputs"] for digest in batch]
+
+
+def beside(row: Row) -> list[str]:
+    """Return the digests of tensors other than samples, of each pass that had some."""
+    return [digest for digest in row["beside"] if digest]
+
+
+def same_samples(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
+    """Require that no two ranks read the same samples, none reads one twice, and all
+    read as many.
+
+    It is a fault if all samples are the same. Data may hold a sample several times, so
+    some equal samples are a note, at two recorded steps in a row.
+    """
+    if found := _twins(rows, before):
+        first, ranks = found
+        what = f"exactly the samples of rank {first}"
+        cause = "data that is not divided among the ranks (no DistributedSampler?)"
+        yield alarm(rows, "inputs", what, cause, ranks=ranks)
+        return
+    if before and _repeats(rows, before) and _repeats(before, rows):
+        what = "a sample is read several times at one step, as at the step before"
+        yield note(rows, "inputs", what, "")
+    counts = [len(samples(row)) for row in rows]
+    if len({*counts}) > 1:
+        what = f"{', '.join(map(str, counts))} samples on ranks in order"
+        cause = "the mean of the ranks' means is not the mean of all samples"
+        yield note(rows, "number of samples", what, cause)
+
+
+def _twins(rows: Rows, before: Rows | None) -> tuple[int, list[int]] | None:
+    # if a table is the first tensor, it is taken for the samples, and these are beside
+    now = [(sorted(samples(row)), beside(row)) for row in rows]
+    was = [sorted(samples(row)) for row in before or ()]
+    for first, one in enumerate(now):
+        ranks = [r for r in range(first + 1, len(now)) if one[0] and now[r] == one]
+        # a single sample may be the same by chance, but not another one before
+        again = was and [one[0], []].count(was[first]) == 0
+        if ranks and (
+            len({*one[0]}) > 1 or (again and all(was[r] == was[first] for r in ranks))
+        ):
+            return first, ranks
+    return None
+
+
+def _repeats(rows: Rows, others: Rows) -> bool:
+    # rows that are read at both steps are a table, or a repeated batch; passes with one
+    # backward pass may read the same, as two views of a batch do
+    known = {digest for row in others for digest in samples(row)}
+    read: Counter[str] = Counter()
+    for row in rows:
+        views = sum(map(bool, row["syncs"])) > row.get("reductions", 1)
+        together = operator.or_ if views else operator.add
+        read += reduce(together, map(Counter, row["inputs"]), Counter())
+    return any(count > 1 for digest, count in read.items() if digest not in known)
+
+
+def unread(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
+    """Require that inputs of the forward pass can be read on all ranks."""
+    ranks = [rank for rank, row in enumerate(rows) if row["unread"]]
+    if ranks:
+        what = f"samples are not recorded: {rows[ranks[0]]['unread']}"
+        yield note(rows, "inputs", what, "", ranks=unless_all(ranks, rows))
+
+
+def batch_again(rows: Rows, ranks: Sequence[int], earlier: int) -> Iterable[Alarm]:
+    """Note that ``ranks`` read the batch of an ``earlier`` step, in the same order, so
+    not by chance. Overfitting one batch may be intended.
+    """
+    what = f"the batch of step {earlier} again"
+    cause = "no new order for this epoch (set_epoch?)"
+    if earlier + 1 == rows[0]["step"]:
+        cause = "one batch on purpose, or loader workers with the same random state"
+    yield note(rows, "same batch", what, cause, ranks=unless_all(ranks, rows))
+
+
+def _alike(states: Mapping[int, str]) -> list[int]:
+    # the first ranks that have a state in common
+    ranks: dict[str, list[int]] = {}
+    for rank, state in states.items():
+        ranks.setdefault(state, []).append(rank)
+    return next((alike for alike in ranks.values() if len(alike) > 1), [])
+
+
+def random_numbers(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
+    """Require different random numbers of ranks that draw in the forward pass."""
+    draw = {rank: row["random"] for rank, row in enumerate(rows) if row["draws"]}
+    if same := _alike(draw):
+        what = f"{in_ranks(same)} draw the same in the forward pass"
+        cause = "the same seed on ranks; if the model has dropout, its masks are alike"
+        yield note(rows, "random numbers", what, cause)
+
+
+def shared_generators(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
+    """Require that several ranks do not use a global generator in the same state before
+    two steps in a row. Noise must differ by rank; an order that is divided must not.
+    """
+    pairs = [*enumerate(zip(rows, before or (), strict=bool(before)))]
+    for name in ("torch", "NumPy", "random"):
+        use = [r for r, pair in pairs if all(name in o.get("drawn", {}) for o in pair)]
+        if same := _alike({rank: rows[rank]["drawn"][name] for rank in use}):
+            what = f"{in_ranks(same)} draw the same numbers before each step ({name}'s "
+            what += "global generator)"
+            cause = "the same seed on ranks: wrong for noise and augmentation, right "
+            cause += "for an order that is divided"
+            yield note(rows, "shared seed", what, cause)
+            return
+
+
+def padding(rows: Rows, first: Rows) -> Iterable[Alarm]:
+    """Note samples by which a sampler makes the ranks' shares equal: the last ranks end
+    an epoch with the first samples of it, which ``first`` has.
+    """
+    starts = [samples(row)[:1] for row in first]
+    ends = [samples(row)[-1:] for row in rows]
+    if samples(rows[0]) == samples(first[0]) or not starts[0]:
+        return
+    for count in range(len(rows) - 1, 0, -1):
+        if ends[-count:] == starts[:count]:
+            ranks = [*range(len(rows) - count, len(rows))]
+            what = "ends with samples that the first ranks began with"
+            cause = "DistributedSampler pads, as the ranks do not divide the samples"
+            yield note(rows, "padding", what, cause, ranks=ranks)
+            return
+
+
+def forward_passes(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
+    """Require as many forward passes on all ranks since the recorded step before. A
+    note: a rank may look at the output of its model for a batch.
+    """
+    was = [row["forwards"] for row in before or ()] or [0] * len(rows)
+    counts = [row["forwards"] - then for row, then in zip(rows, was, strict=True)]
+    if ranks := unlike(counts):
+        what = against([f"{n} forward passes for this step" for n in counts], ranks)
+        cause = "different numbers of batches, or passes that are not of the training"
+        through = [rows[rank] for rank in ranks]
+        if any(sum(map(bool, o["syncs"])) > o.get("reductions", 0) for o in through):
+            cause = (
+                "a batch whose backward pass was skipped: from here on collectives "
+                "average other batches than those that belong together"
+            )
+        yield note(rows, "steps", what, cause, ranks=ranks)
+
+
+def learning_rates(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
+    """Require equal learning rates on all ranks."""
+    if ranks := unlike([tuple(row["lr"]) for row in rows]):
+        rates = [", ".join(f"{rate:.6g}" for rate in row["lr"]) for row in rows]
+        cause = "a schedule that goes by what only one rank knows (its own loss?)"
+        yield alarm(rows, "learning rates", against(rates, ranks), cause, ranks=ranks)
+
+
+def settings(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
+    """Require equal settings for each parameter that all ranks optimize."""
+    tables = [settings_of(row) for row in rows]
+    for name in all_names(tables):
+        have = [table.get(name, {}) for table in tables]
+        for key in all_names(have):
+            values = [one[key] for one in have if key in one]
+            ranks = unlike(values)
+            if ranks and len(values) == len(rows):
+                what = f"{key} = {against(values, ranks)}"
+                cause = "the optimizer is made otherwise on ranks"
+                where = {"ranks": ranks, "tensor": name}
+                yield alarm(rows, "optimizer settings", what, cause, **where)
+                return
+
+
+def settings_of(row: Row) -> dict[str, dict[str, Hashable]]:
+    """Return the settings of each parameter in the optimizer, by name."""
+    found: dict[str, dict[str, Hashable]] = {}
+    for group in row["groups"]:
+        settings = {
+            key: tuple(value) if isinstance(value, list) else value
+            for key, value in group["settings"].items()
+        }
+        found |= dict.fromkeys(group["parameters"], settings)
+    return found
+
+
+def wrappers(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
+    """Require the same wrapper as before: a new one has no hooks, and broadcasts."""
+    now = [row["wrapper_id"] for row in rows]
+    was = [row["wrapper_id"] for row in before or ()] or [0] * len(rows)
+    if any(new > max(old, 1) for new, old in zip(now, was, strict=True)):
+        what = f"wrapper number {max(now)} of the model"
+        yield note(rows, "wrapper", what, "wrapped another time (in the loop?)")
+
+
+def not_finite(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
+    """Require tensors that are finite on at least one rank; rules that compare ranks
+    find a tensor that is finite on some only.
+    """
+    for kind in ("gradients", "parameters", "buffers"):
+        names = _none_finite(rows, kind)
+        if kind == "buffers":
+            # a mask may be made of infinity
+            was = _none_finite(before or (), kind)
+            names = [n for n in names if before and n in before[0][kind]]
+            names = [n for n in names if n not in was]
+        if names:
+            what = f"NaN or infinity in {kind} ({len(names)} such tensors)"
+            ranks = _not_finite_alone(rows) if kind == "gradients" else []
+            if ranks:
+                of_inputs = any(rows[rank].get("not_finite") for rank in ranks)
+                what += f"; before the reduction only on {in_ranks(ranks)}, with "
+                what += f"inputs that are {'not ' * of_inputs}finite"
+            where = {"ranks": ranks, "tensor": names[0]}
+            yield note(rows, "not finite", what, "overflow, or 0 / 0", **where)
+            return
+
+
+def _not_finite_alone(rows: Rows) -> list[int]:
+    # ranks whose own gradients are not finite, unless all are
+    own = [[x for sketch in row["own"].values() for x in sketch] for row in rows]
+    ranks = [n for n, one in enumerate(own) if not all(map(math.isfinite, one))]
+    return ranks if len(ranks) < len(rows) else []
+
+
+def _none_finite(rows: Rows, kind: str) -> list[str]:
+    tables = [row[kind] for row in rows]
+    # of integers there is no norm
+    return [
+        name
+        for name in all_names(tables)
+        if not any(math.isfinite(t[name].get("norm", 0)) for t in tables if name in t)
+    ]
+
+
+def unmoved(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
+    """Require that a tensor changes at one of two recorded steps in a row, if learning
+    rate and gradient are large enough for float32.
+    """
+    stayed = _stay(before[0]) if before else []
+    if names := [name for name in _stay(rows[0]) if name in stayed]:
+        what = f"has a gradient and does not change, again ({len(names)} such tensors)"
+        cause = "the optimizer holds another tensor, or its step is undone or too small"
+        where = {"tensor": names[0], "tensors": names}
+        yield note(rows, "unmoved", what, cause, **where)
+
+
+def _stay(row: Row) -> list[str]:
+    # a step of Adam is as long as the rate, one of SGD as rate times gradient
+    rate = min(row["lr"], default=0.0)
+    return [
+        name
+        for name, value in row["parameters"].items()
+        if rate > ROUNDED
+        and value["hash"] == row["before"].get(name)
+        and name in row["gradients"]
+        and rate * row["gradients"][name]["norm"] > ROUNDED * value["norm"]
+    ]
+
+
+def not_held(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
+    """Require that every trained parameter is in an optimizer."""
+    names, groups = rows[0]["not_held"], [one for row in rows for one in row["groups"]]
+    if names:
+        what = f"in no optimizer ({len(names)} such tensors)"
+        cause = "not given to it, or made, or replaced, after it"
+        severe = bool(groups) and not any(group["parameters"] for group in groups)
+        if severe:
+            what = f"the optimizer holds no parameter of the model ({len(names)})"
+            cause = "made before the model was copied or moved, or for another model"
+        where = {"tensor": names[0], "tensors": names, "severe": severe}
+        yield alarm(rows, "not held", what, cause, **where)
+
+
+def synchronized_often(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
+    """Require that only the last backward pass of a step synchronizes."""
+    times = max(row.get("reductions", 0) for row in rows)
+    if times > 1:
+        what = f"gradients are synchronized {times} times, once is enough"
+        cause = "gradients accumulated without no_sync"
+        yield note(rows, "synchronization", what, cause)
+
+
+def evaluation_mode(rows: Rows, before: Rows | None = None) -> Iterable[Alarm]:
+    """Require forward passes in training mode, if there were some before."""
+    if ranks := [rank for rank, row in enumerate(rows) if "in_eval" in row]:
+        what = "trained in eval() from this step on: without dropout, or with the "
+        what += "statistics of batch norm as they are"
+        cause = "no model.train() after a validation"
+        first = [{"step": min(rows[rank]["in_eval"] for rank in ranks)}]
+        where = {"ranks": unless_all(ranks, rows)}
+        yield alarm(first, "evaluation mode", what, cause, **where)
+
+
+def carried(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
+    """Require steps without the gradients of the step before."""
+    if ranks := [rank for rank, row in enumerate(rows) if row.get("carried")]:
+        names = rows[ranks[0]]["carried"]
+        what = f"holds the gradient of the step before, too ({len(names)} such tensors)"
+        where = {"ranks": unless_all(ranks, rows), "tensor": names[0]}
+        yield alarm(rows, "zero_grad", what, "no zero_grad() after the step", **where)
+
+
+def touched(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
+    """Require unchanged gradients between passes that are not synchronized."""
+    names: list[str] = next(filter(None, (row.get("touched") for row in rows)), [])
+    if names and len(rows) > 1:
+        what = f"changed between the passes of a step ({len(names)} such tensors)"
+        cause = "clipped before the reduction: clip once, after the last pass"
+        yield note(rows, "clipping", what, cause, tensor=names[0])
