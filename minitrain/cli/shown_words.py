@@ -31,6 +31,7 @@ def in_words(shown: "Shown") -> list[str]:
     facts = shown.facts()
     lines = [headline(facts), *(f"alarm: {line}" for line in facts["alarms"])]
     lines += facts["notes"] or ([] if facts["alarms"] else ["no alarm, no note"])
+    lines += [f"see {page}" for page in facts["pages"]]
     return as_lines([*lines, *times_in_words(facts)]).split("\n")
 
 

@@ -131,6 +131,7 @@ def _answer_for_runs(a: Path, b: Path) -> Answer:
         "unlike_ranks": found.unlike_ranks,
         "only_in_a": found.only_in_a,
         "only_in_b": found.only_in_b,
+        "page": _page(found),
     }
     return Answer(found.same, facts, runs_in_words(found))
 
@@ -164,9 +165,22 @@ def compared(
 
     found = compare_recordings(a, b, twin, start)
     times = compare_times(read_times(a), read_times(b))
-    facts = recordings_as_facts(found) | {"times": times and asdict(times)}
-    lines = [recordings_in_words(found), *([times_compared(times)] if times else [])]
+    page = _page(found)
+    facts = recordings_as_facts(found) | {
+        "page": page,
+        "times": times and asdict(times),
+    }
+    lines = [recordings_in_words(found), *([f"see {page}"] if page else [])]
+    lines += [times_compared(times)] if times else []
     return found, facts, "\n".join(lines)
+
+
+def _page(found: "RecordingsCompared | RunsCompared") -> str | None:
+    # the page of docs/ on the cause of a difference
+    from minitrain.compare.difference import PAGES
+
+    first = None if found.same else found.first
+    return PAGES.get(first.why.cause) if first else None
 
 
 def runs_in_words(found: "RunsCompared") -> str:
@@ -203,6 +217,8 @@ def runs_in_words(found: "RunsCompared") -> str:
     if found.world_sizes[0] != found.world_sizes[1]:
         sizes = " in A, ".join(map(str, found.world_sizes))
         lines.append(f"no difference by itself: world_size: {sizes} in B")
+    if page := _page(found):
+        lines.append(f"see {page}")
     return as_lines(lines)
 
 
