@@ -101,12 +101,9 @@ class Weighted(nn.Module):
         return SimpleNamespace(loss=F.cross_entropy(logits, labels, weight=WEIGHT))
 
 
-SIZES = {"hidden_size": 16, "num_hidden_layers": 2}
-SMALL = {**SIZES, "vocab_size": VOCABULARY}
-HEADS = {"num_attention_heads": 2, "intermediate_size": 32}
-GPT2_SIZES = {"vocab_size": VOCABULARY, "n_embd": 16, "n_layer": 2, "n_head": 2}
-T5 = {"vocab_size": VOCABULARY, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1}
-VIT = {**SIZES, **HEADS, "image_size": 16, "patch_size": 8, "num_labels": 3}
+SMALL = {"vocab_size": VOCABULARY, "hidden_size": 16, "num_hidden_layers": 2}
+BERT = {**SMALL, "num_attention_heads": 2, "intermediate_size": 32}
+GPT2 = {"vocab_size": VOCABULARY, "n_embd": 16, "n_layer": 2, "n_head": 2}
 RESNET = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1]}
 
 
@@ -115,22 +112,15 @@ def of(model: str, config: str, **settings: Any) -> Callable[[], nn.Module]:
     return lambda: getattr(hf, model)(getattr(hf, config)(**settings))
 
 
-GPT2 = of("GPT2LMHeadModel", "GPT2Config", **GPT2_SIZES)
-LLAMA = of("LlamaForCausalLM", "LlamaConfig", **SMALL, **HEADS, attention_dropout=0.1)
-T5_MODEL = of("T5ForConditionalGeneration", "T5Config", **T5, decoder_start_token_id=0)
-VIT_MODEL = of("ViTForImageClassification", "ViTConfig", **VIT, hidden_dropout_prob=0.1)
-RESNET_MODEL = of(
-    "ResNetForImageClassification", "ResNetConfig", **RESNET, num_labels=3
-)
 Kind = tuple[Callable[[], nn.Module], Callable[[int], Any], Any]
 KINDS: dict[str, Kind] = {
-    "gpt2": (GPT2, text, None),
-    "llama": (LLAMA, text, None),
-    "mamba": (of("MambaForCausalLM", "MambaConfig", **SMALL, state_size=4), text, None),
-    "bert": (of("BertForMaskedLM", "BertConfig", **SMALL, **HEADS), masked, all_labels),
-    "t5": (T5_MODEL, text, all_labels),
-    "vit": (VIT_MODEL, images, None),
-    "resnet": (RESNET_MODEL, images, None),
+    "gpt2": (of("GPT2LMHeadModel", "GPT2Config", **GPT2), text, None),
+    "bert": (of("BertForMaskedLM", "BertConfig", **BERT), masked, all_labels),
+    "resnet": (
+        of("ResNetForImageClassification", "ResNetConfig", **RESNET, num_labels=3),
+        images,
+        None,
+    ),
     "casts": (Casts, images, None),
     "class weights": (Weighted, images, weights),
 }

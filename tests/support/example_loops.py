@@ -12,7 +12,7 @@ from mutated import Server, run_script
 from project import ROOT, environment
 from waiting import GENEROUS_S
 
-from minitrain.recording.format import OfRank
+from minitrain.recording.format import OfRank, read_recording
 
 # what torch imports as soon as there is an optimizer is slow, too
 MODULES = ("torch._dynamo", "minitrain")
@@ -36,35 +36,14 @@ def python_of(name: str) -> Path:
     return Path(sys.executable) if plain else PEERS
 
 
-def variables_of(temporary: str, **variables: str) -> dict[str, str]:
-    # the hub of Hugging Face is for those who want a model of another's
-    own = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TMPDIR": temporary}
+def variables_of(temporary: str | Path, **variables: str) -> dict[str, str]:
+    # without it, transformers asks the hub of Hugging Face for files
+    own = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TMPDIR": str(temporary)}
     return environment(**own, **variables)
 
 
 def script_of(name: str) -> Path:
     return ROOT / f"examples/{name}.py"
-
-
-def run_as_users_do(name: str, world_size: int, folder: Path, *arguments: str) -> None:
-    """Record one run of examples/``name``.py into ``folder``: alone as a plain script,
-    else by torchrun.
-    """
-    command = [script_of(name), folder, *arguments]
-    if world_size > 1:
-        torchrun = ["-m", "torch.distributed.run", "--standalone"]
-        command[:0] = [*torchrun, f"--nproc-per-node={world_size}"]
-    # torchrun leaves a folder behind
-    with TemporaryDirectory() as temporary:
-        done = subprocess.run(
-            [python_of(name), *command],
-            cwd=folder.parent,
-            env=variables_of(temporary),
-            capture_output=True,
-            text=True,
-            timeout=240,
-        )
-    assert done.returncode == 0, done.stderr[-4000:]
 
 
 def torchrun(world_size: int, temporary: Path) -> list[str]:
@@ -73,28 +52,52 @@ def torchrun(world_size: int, temporary: Path) -> list[str]:
     return [*run, f"--nproc-per-node={world_size}"] if world_size > 1 else []
 
 
-def record(
-    folder: Path,
-    command: Sequence[str | Path],
-    temporary: Path,
-    options: Sequence[str] = (),
-    **variables: str,
+def run_command(
+    command: Sequence[str | Path], temporary: Path, given: str = "", **variables: str
 ) -> "subprocess.CompletedProcess[str]":
-    """Run a command under ``minitrain record``."""
+    """Run a command in the folder ``temporary`` with ``given`` as its input."""
     path = os.pathsep.join([str(ROOT / "examples"), str(ROOT)])
     return subprocess.run(
-        [*MINITRAIN, "record", *options, folder, "--", *command],
-        env=variables_of(str(temporary), PYTHONPATH=path, **variables),
+        command,
+        env=variables_of(temporary, **{"PYTHONPATH": path} | variables),
         cwd=temporary,
+        input=given,
         capture_output=True,
         text=True,
-        timeout=GENEROUS_S,
+        timeout=2 * GENEROUS_S,
         check=False,
     )
 
 
-def rows(of: OfRank) -> list[dict[str, object]]:
-    """What was recorded, without the losses, which no hook sees."""
+def run_as_users_do(name: str, world_size: int, folder: Path, *arguments: str) -> None:
+    """Record one run of examples/``name``.py into ``folder``: alone as a plain script,
+    else by torchrun.
+    """
+    # torchrun leaves a folder behind
+    with TemporaryDirectory() as temporary:
+        ranks = torchrun(world_size, Path(temporary))
+        command = [python_of(name), *ranks, script_of(name), folder, *arguments]
+        done = run_command(command, Path(temporary))
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+def record(
+    folder: Path, command: Sequence[str | Path], *options: str, given: str = ""
+) -> "subprocess.CompletedProcess[str]":
+    """Run a command under ``minitrain record``, in the folder around ``folder``."""
+    words = [*MINITRAIN, "record", *options, folder, "--", *command]
+    return run_command(words, folder.parent, given)
+
+
+def assert_equal_rows(a: Path, b: Path, world_size: int) -> None:
+    """Two recordings have equal rows but for the losses, which no hook sees."""
+    ours, theirs = read_recording(a), read_recording(b)
+    assert ours.world_size == theirs.world_size == world_size
+    for rank, of in ours.ranks.items():
+        assert _rows(theirs.ranks[rank]) == _rows(of)
+
+
+def _rows(of: OfRank) -> list[dict[str, object]]:
     steps = [{k: v for k, v in row.items() if k != "loss"} for row in of.steps.values()]
     return [of.header, *steps, of.end or {}]
 
