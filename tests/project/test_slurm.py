@@ -1,6 +1,7 @@
 """The batch scripts of launch/slurm, submitted to a Slurm of two virtual nodes.
 
-All jobs run before the first test looks at what became of them.
+All jobs run before the first test looks at what became of them. What the scripts
+refuse: test_slurm_run.py.
 """
 
 import json
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from mutated import run_stages
-from project import ROOT, copy_project, run_dvc, write_script
+from project import copy_project, run_dvc
 from slurm import ENDED, Job, Slurm, missing, two_nodes
 
 pytestmark = [
@@ -28,24 +29,6 @@ pytestmark = [
 PARAMS = {"train.num_steps": 300, "train.hash_every": 300, "checkpoint.every_steps": 25}
 ONE, MANY = "launch/slurm/one-node.sbatch", "launch/slurm/many-nodes.sbatch"
 RUNS, CHECKPOINTS = "data/runs", ".minitrain/checkpoints"
-# options and arguments of sbatch, and what its job then says
-FAULTS = {
-    "no W": ([MANY], "W = '': must be a number of ranks, after the script"),
-    "one node": (
-        ["--nodes=1", MANY, "2"],
-        "--nodes = 1: must be more; for one there is one-node.sbatch",
-    ),
-    "not a multiple": ([MANY, "3"], "W = 3: must be a multiple of --nodes = 2"),
-    "too few CPUs": (
-        [MANY, "4"],
-        "--cpus-per-task = 1: must be at least 2, a CPU for each rank",
-    ),
-    "no shards": (
-        ["--cpus-per-task=2", MANY, "4"],
-        "data/shards/world-4: missing; `dvc repro shard` makes it, with 4 in "
-        "gloo.world_sizes",
-    ),
-}
 End = tuple[str, int]
 OK = ("COMPLETED", 0)
 
@@ -132,24 +115,6 @@ def copy_without_runs(project: Path, name: str) -> Path:
     )
 
 
-def refused(slurm: Slurm, project: Path) -> dict[str, Outcome]:
-    """What becomes of jobs that something is missing for."""
-    outside = project.with_name("outside")
-    outside.mkdir()
-    without_torch = project.with_name("without-torch")
-    for name in ("launch", "stages"):
-        shutil.copytree(project / name, without_torch / name)
-    write_script(without_torch / ".venv/bin/python", "exit 1")
-    jobs = {name: slurm.submit(project, *words) for name, (words, _) in FAULTS.items()}
-    for script in (ONE, MANY):
-        jobs[f"outside {script}"] = slurm.submit(outside, str(ROOT / script), "2")
-    jobs["without torch"] = slurm.submit(without_torch, ONE)
-    return {
-        name: Outcome([job.wait()], job.said, job.output.parent)
-        for name, job in jobs.items()
-    }
-
-
 @pytest.fixture(scope="module")
 def trials(stages_by_fork: str, tmp_path_factory: pytest.TempPathFactory) -> Trials:
     """All jobs, one after the other; Slurm is gone when the first test begins."""
@@ -158,7 +123,6 @@ def trials(stages_by_fork: str, tmp_path_factory: pytest.TempPathFactory) -> Tri
     (project / ".venv").symlink_to(sys.prefix)
     folder = tmp_path_factory.mktemp("slurm")
     with two_nodes(folder) as slurm:
-        done.outcomes |= refused(slurm, project)
         # it also makes the shards for all others
         done.outcomes["on_one_node"] = on_one_node(slurm, project)
         for case in TRIED:
@@ -219,17 +183,6 @@ def test_dvc_takes_over_what_a_job_made(trials: Trials) -> None:
     assert code == 0, said
     assert "Running stage 'train@2'" not in said
     assert states(project) == before
-
-
-def test_what_is_wrong_is_one_line(trials: Trials) -> None:
-    outside = "{project}: not the project; call sbatch in the project's root"
-    torch = "{project}: no torch in .venv or python3; `make .venv/installed`"
-    lines = {name: line for name, (_, line) in FAULTS.items()}
-    lines |= {f"outside {ONE}": outside, f"outside {MANY}": outside}
-    for name, line in {**lines, "without torch": torch}.items():
-        outcome = trials.outcomes[name]
-        assert outcome.ends == [("FAILED", 2)], name
-        assert outcome.said == f"error: {line.format(project=outcome.project)}\n"
 
 
 def test_jobs_leave_no_process_and_no_file_of_the_ranks(trials: Trials) -> None:
