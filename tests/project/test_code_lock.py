@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from project import ROOT, copy_project, run_in, run_python, set_params
-from ruamel.yaml import YAML
+from project import ROOT, copy_project, load_yaml, run_in, run_python, set_params
 
 from minitrain.core.code_lock import (
     changed_since,
@@ -84,7 +83,7 @@ def test_change_makes_old_what_executes_it() -> None:
 
 def test_list_is_the_only_code_that_a_study_depends_on() -> None:
     for study in STUDIES:
-        stages = YAML(typ="safe").load((study / "dvc.yaml").read_text())["stages"]
+        stages = load_yaml(study / "dvc.yaml")["stages"]
         deps = [dep for stage in stages.values() for dep in stage["deps"]]
         assert [dep for dep in deps if dep.endswith(".py") or "minitrain" in dep] == []
         for name, stage in stages.items():

@@ -16,8 +16,7 @@ import pytest
 from bugs import BUGS
 from diagrams import pictures
 from pages import Block, blocks, edit, pages_of, without_fences
-from project import PARAMS_FILE, ROOT, run_in
-from ruamel.yaml import YAML
+from project import PARAMS_FILE, ROOT, load_yaml, run_in
 from test_house import DOORS, MAY_IMPORT
 
 import minitrain
@@ -32,10 +31,8 @@ from minitrain.sync.guarantees import GUARANTEES, Guarantees
 PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", *pages_of("docs", "launch")]
 TEXT = {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}
 DEVELOPERS = TEXT["docs/developers/README.md"]
-STAGES: dict[str, dict[str, Any]] = YAML(typ="safe").load(
-    (ROOT / "dvc.yaml").read_text()
-)["stages"]
-PARAMS = YAML(typ="safe").load(PARAMS_FILE.read_text())
+STAGES: dict[str, dict[str, Any]] = load_yaml(ROOT / "dvc.yaml")["stages"]
+PARAMS = load_yaml(PARAMS_FILE)
 MAKEFILE = (ROOT / "Makefile").read_text()
 TARGETS = re.findall(r"^\.PHONY: (.*)$", MAKEFILE, re.MULTILINE)[0].split()
 KEYS = {f"{section}.{key}" for section in PARAMS for key in PARAMS[section]}
@@ -119,7 +116,7 @@ def made_beside(page: Path) -> list[Path]:
     pipeline = page.with_name("dvc.yaml")
     if not pipeline.exists():
         return []
-    stages = YAML(typ="safe").load(pipeline.read_text()).get("stages", {}).values()
+    stages = load_yaml(pipeline).get("stages", {}).values()
     return [page.parent / out for stage in stages for out in written_by(stage)]
 
 
@@ -310,7 +307,7 @@ def test_line_that_a_page_changes_is_there(page: str, asked: Block) -> None:
 
 
 def test_version_is_the_same_everywhere() -> None:
-    citation = YAML(typ="safe").load((ROOT / "CITATION.cff").read_text())
+    citation = load_yaml(ROOT / "CITATION.cff")
     assert citation["cff-version"] == "1.2.0"
     assert {"message", "title", "authors"} <= citation.keys()
     assert citation["version"] == minitrain.__version__
@@ -319,7 +316,7 @@ def test_version_is_the_same_everywhere() -> None:
 
 
 def test_hooks_and_ci_run_the_tools_of_make_test() -> None:
-    hooks = YAML(typ="safe").load((ROOT / ".pre-commit-config.yaml").read_text())
+    hooks = load_yaml(ROOT / ".pre-commit-config.yaml")
     # a user's own files in the root are no concern of theirs
     code = re.findall(r"^CODE := (.*)$", MAKEFILE, re.MULTILINE)[0].split()
     assert hooks["files"] == f"^({'|'.join(code)})/"

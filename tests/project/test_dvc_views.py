@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 from browser import WHY_NOT, browser
-from project import ROOT, copy_project, git, run_dvc, run_in
+from project import ROOT, copy_project, git, load_yaml, run_dvc, run_in
 from report_inputs import facts, proven, published
-from ruamel.yaml import YAML
 from test_docs import STAGES, written_by
 
 from minitrain.analysis.account import ALL_RANKS
@@ -21,7 +20,7 @@ from minitrain.report.facts import PARTS, Facts
 from minitrain.report.pictures import PART_COLORS
 from minitrain.report.publish import summary
 
-PLOTS = YAML(typ="safe").load((ROOT / "metrics/dvc.yaml").read_text())["plots"]
+PLOTS = load_yaml(ROOT / "metrics/dvc.yaml")["plots"]
 CHARTS = {
     name: chart for p in PLOTS if isinstance(p, dict) for name, chart in p.items()
 }

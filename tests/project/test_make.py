@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from project import ROOT, copy_project, run_in, write_script
-from ruamel.yaml import YAML
+from project import ROOT, copy_project, load_yaml, run_in, write_script
 
 from minitrain.cli import quick
 from minitrain.core.params import load_params
@@ -100,7 +99,7 @@ def test_quick_copies_what_the_pipeline_reads(
     assert (few.train.num_steps, few.baseline.num_rounds) == (20, 5)
     assert Path(few.model.file).is_absolute()
     # every dependency that no stage writes, but what stays where it is
-    stages = YAML(typ="safe").load((project / "dvc.yaml").read_text())["stages"]
+    stages = load_yaml(project / "dvc.yaml")["stages"]
     stages = [stage.get("do", stage) for stage in stages.values()]
     outs = [out for stage in stages for out in stage["outs"]]
     written = {out if isinstance(out, str) else next(iter(out)) for out in outs}

@@ -11,11 +11,10 @@ from typing import Any
 from urllib.parse import unquote
 
 import pytest
-from project import ROOT, run_in
-from ruamel.yaml import YAML
+from project import ROOT, load_yaml, run_in
 
 MKDOCS = ROOT / ".venv-docs/bin/mkdocs"
-SETTINGS: dict[str, Any] = YAML(typ="safe").load((ROOT / "mkdocs.yml").read_text())
+SETTINGS: dict[str, Any] = load_yaml(ROOT / "mkdocs.yml")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 LEAST = PROJECT["requires-python"].removeprefix(">=")
 
@@ -86,7 +85,7 @@ def test_badges_say_what_is_true() -> None:
 
 
 def workflow(name: str) -> dict[str, Any]:
-    return YAML(typ="safe").load((ROOT / f".github/workflows/{name}.yml").read_text())
+    return load_yaml(ROOT / f".github/workflows/{name}.yml")
 
 
 def test_workflow_runs_every_job_with_the_python_that_is_promised() -> None:

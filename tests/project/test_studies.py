@@ -12,7 +12,7 @@ import pytest
 from dvc.repo import Repo
 from interleaved import load_interleaved
 from one_line import refusal
-from project import PARAMS_FILE, ROOT
+from project import PARAMS_FILE, ROOT, load_yaml
 from ruamel.yaml import YAML
 from study_settings import Interleaved, load_study
 from test_docs import written_by
@@ -59,7 +59,7 @@ def test_every_study_fits_its_schema() -> None:
     for name in STUDIES:
         folder = ROOT / "studies" / name
         settings = load_study(folder, schema_of(name))
-        stated = YAML(typ="safe").load((folder / "params.yaml").read_text())
+        stated = load_yaml(folder / "params.yaml")
         assert settings.model_dump(mode="json") == stated[name]
         # else `dvc params diff` fails on all of them
         assert [n for n in names(stated) if not isinstance(n, str)] == [], name
@@ -154,7 +154,7 @@ def test_no_study_writes_what_another_writes_or_the_pipeline_reads() -> None:
     written: list[Path] = []
     read: set[Path] = set()
     for file in [ROOT / "dvc.yaml", *sorted(ROOT.glob("studies/*/dvc.yaml"))]:
-        stages = YAML(typ="safe").load(file.read_text())["stages"].values()
+        stages = load_yaml(file)["stages"].values()
         for stage in [stage.get("do", stage) for stage in stages]:
             written += [(file.parent / out).resolve() for out in written_by(stage)]
             if file.parent == ROOT:

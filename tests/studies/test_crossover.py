@@ -1,13 +1,11 @@
 """Crossovers: known solutions, and the settings compared."""
 
 import math
-from dataclasses import replace
 
 import pytest
 from cost_model import Compute, Machine
 from crossover import (
     Crossover,
-    contenders,
     crossover,
     further,
     gain_of,
@@ -39,20 +37,6 @@ def test_crossover_is_where_algebra_says() -> None:
     found = crossover(lambda x: x - 3, 1, 10, 0)
     assert found is not None
     assert found.low == pytest.approx(found.high)
-
-
-def test_what_varies_and_is_compared() -> None:
-    # a global batch of 12 are 6 samples for each of two processes
-    assert varied(SETTING, "batch", 12) == replace(SETTING, samples=6)
-    assert varied(SETTING, "width", 99.5) == replace(SETTING, n_embd=99.5)
-    assert varied(SETTING, "mbit", 250).link == "250.000000mbit"
-
-    several, one = contenders("processes", SETTING)
-    assert several == SETTING
-    # the same 16 samples in one process, without communication
-    assert one == Setting("none", 1, 4, 128, 16, 1)
-    half, whole = contenders("compression", SETTING)
-    assert (half.sync, whole) == ("fp16_compress", SETTING)
 
 
 def test_two_processes_pay_where_they_save_more_than_they_send() -> None:

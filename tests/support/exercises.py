@@ -8,7 +8,7 @@ from typing import Any
 
 from mutated import PREPARE
 from pages import Block, blocks, edit, reruns, values
-from project import ROOT
+from project import ROOT, load_yaml
 from ruamel.yaml import YAML
 
 COURSE = ROOT / "docs/course"
@@ -52,7 +52,7 @@ class Exercise:
 
 def of_runs(folder: Path) -> list[list[str]]:
     """The stages from the text to the verdict, for the world sizes of ``folder``."""
-    params = YAML(typ="safe").load((folder / "params.yaml").read_text())
+    params = load_yaml(folder / "params.yaml")
     sizes = [str(size) for size in params["gloo"]["world_sizes"]]
     train = [["train", "--backend", "gloo", "--world-size", size] for size in sizes]
     replay = [["replay", "--world-size", size] for size in sizes]

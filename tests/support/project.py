@@ -61,6 +61,11 @@ def make_run(address: str, folder: Path) -> None:
     assert outcome.code == 0, outcome.output
 
 
+def load_yaml(path: Path) -> Any:
+    """Return what a file of YAML says."""
+    return YAML(typ="safe").load(path.read_text(encoding="utf-8"))
+
+
 def set_params(folder: Path, changes: dict[str, Any]) -> None:
     """Set dotted keys of ``folder``'s params.yaml, new ones included."""
     yaml, path = YAML(), folder / "params.yaml"
@@ -88,13 +93,20 @@ def environment(**variables: str) -> dict[str, str]:
 
 
 def run_in(
-    folder: Path, *command: str | Path, timeout_s: float = GENEROUS_S, **variables: str
+    folder: Path,
+    *command: str | Path,
+    timeout_s: float = GENEROUS_S,
+    given: str = "",
+    **variables: str,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command in ``folder``, with these environment variables."""
+    """Run a command in ``folder``, with ``given`` as its input and these environment
+    variables.
+    """
     return subprocess.run(
         command,
         cwd=folder,
         env=environment(**variables),
+        input=given,
         capture_output=True,
         text=True,
         timeout=timeout_s,
