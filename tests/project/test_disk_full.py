@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from mutated import REPLAY, TRAIN, VERIFY, Outcome, Server, run_stages
+from mutated import Outcome, Server, of_size, run_stages
 from thorough import thorough_after
 from waiting import wait_for
 
@@ -21,9 +21,7 @@ FULL = "no space left on the disk: "
 WRITING = {
     "corpus": ["corpus"],
     "shard": ["shard"],
-    "train": TRAIN[-1],
-    "replay": REPLAY[-1],
-    "verify": VERIFY[-1],
+    **{stage[0]: stage for stage in of_size(2)},
     **{one: [one] for one in ("equivalence", "baseline", "timing", "report")},
 }
 MEGABYTE = 1 << 20

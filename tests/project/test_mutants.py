@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from mutants import MUTANTS, STAGE_FAULTS, Mutant
-from mutated import PIPELINE_OF_2, Outcome, run_stages, run_test
+from mutated import Outcome, pipeline, run_stages, run_test
 from project import MADE, ROOT, copy_project, make_run, set_params
 from test_docs import require_marked, table
 
@@ -75,7 +75,7 @@ def outcome_of(
     if mutant.is_for_a_test:
         made = str(folder.with_name("made"))
         return run_test(address, copy, mutant.caught_by, **{MADE: made}), set()
-    outcome = run_stages(address, copy, PIPELINE_OF_2)
+    outcome = run_stages(address, copy, pipeline(2))
     rungs = breached(copy) if outcome.place == "equivalence" else set()
     shutil.rmtree(copy)
     return outcome, rungs

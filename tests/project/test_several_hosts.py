@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import psutil
 import pytest
-from mutated import PREPARE, run_stages
+from mutated import PREPARE, TRAIN_2, of_size, run_stages
 from network_namespaces import CABLE, Host, Networks, inside, why_not
 from project import copy_project, environment, set_params
 from thorough import thorough_after
@@ -71,7 +71,6 @@ def wait(processes: Sequence[subprocess.Popen[str]]) -> list[Ended]:
     ]
 
 
-TRAIN = ["train", "--backend", "gloo", "--world-size"]
 OUTPUTS = ("losses.csv", "hashes.jsonl", "machine.json")
 
 
@@ -130,7 +129,7 @@ def test_two_hosts_have_the_bits_of_one(
 ) -> None:
     for folder in (project, *two):
         set_params(folder, {"train.sync": sync})
-    alone = run_stages(stages_by_fork, project, [[*TRAIN, str(world_size)]])
+    alone = run_stages(stages_by_fork, project, of_size(world_size)[:1])
     assert alone.code == 0, alone.output
     seen: list[set[str]] = [set(), set()]
     with Networks(2) as networks:
@@ -209,7 +208,7 @@ def test_rank_killed_on_one_host_is_named_on_both_and_starts_again(
 ) -> None:
     for folder in (project, *two):
         set_params(folder, {"train.num_steps": 400})
-    alone = run_stages(stages_by_fork, project, [[*TRAIN, "2"]])
+    alone = run_stages(stages_by_fork, project, [TRAIN_2])
     assert alone.code == 0, alone.output
     with Networks(2) as networks:
         running = start_on(networks, two)

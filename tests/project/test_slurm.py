@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from mutated import run_stages
+from mutated import TRAIN_2, run_stages
 from project import copy_project, run_dvc
 from slurm import ENDED, Job, Slurm, missing, two_nodes
 
@@ -131,8 +131,7 @@ def trials(stages_by_fork: str, tmp_path_factory: pytest.TempPathFactory) -> Tri
         done.strays = slurm.strays()
     done.files = [file.name for file in (folder / "tmp").iterdir()]
     alone = copy_without_runs(project, "alone")
-    train = ["train", "--backend", "gloo", "--world-size", "2"]
-    ended = run_stages(stages_by_fork, alone, [train])
+    ended = run_stages(stages_by_fork, alone, [TRAIN_2])
     assert ended.code == 0, ended.output
     done.wanted = states(alone)
     return done

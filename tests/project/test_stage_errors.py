@@ -1,19 +1,18 @@
 """Every mistake a user can make: one line, exit code 2, nothing half-written."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
-from mutated import Outcome, run_stages
+from mutated import TRAIN_2, Outcome, of_size, run_stages
 from project import run_dvc, run_stage, set_params
 
 pytestmark = pytest.mark.slow
 
 Stage = Callable[..., Outcome]
-TRAIN_2 = ("train", "--backend", "gloo", "--world-size", "2")
 
 
 @pytest.fixture
@@ -42,7 +41,7 @@ def assert_one_line(code: int, said: str, *parts: str) -> None:
 class Mistake:
     """A stage, what it says, parameters, files, and what it must not write."""
 
-    stage: tuple[str, ...]
+    stage: Sequence[str]
     parts: tuple[str, ...]
     params: dict[str, Any] = field(default_factory=dict)
     files: dict[str, bytes] = field(default_factory=dict)
@@ -102,12 +101,12 @@ MISTAKES = {
     ),
     # 40 sentences, 8 a batch: an epoch has five steps, or more of what was cut
     "warm-up of all epochs": Mistake(
-        (*TRAIN_2[:-1], "1"),
+        of_size(1)[0],
         ("params.yaml: train.num_warmup_steps = 60", "below the number"),
         {"train.num_steps": None, "train.num_epochs": 1, "train.num_warmup_steps": 60},
     ),
     "no shards for so many": Mistake(
-        (*TRAIN_2[:-1], "7"),
+        of_size(7)[0],
         ("data/shards/world-7: no shards for 7 processes", "gloo.world_sizes"),
     ),
     "no GPUs for nccl": Mistake(

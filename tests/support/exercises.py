@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mutated import PREPARE
+from mutated import pipeline
 from pages import Block, blocks, edit, reruns, values
 from project import ROOT, load_yaml
 from ruamel.yaml import YAML
@@ -52,12 +52,7 @@ class Exercise:
 
 def of_runs(folder: Path) -> list[list[str]]:
     """The stages from the text to the verdict, for the world sizes of ``folder``."""
-    params = load_yaml(folder / "params.yaml")
-    sizes = [str(size) for size in params["gloo"]["world_sizes"]]
-    train = [["train", "--backend", "gloo", "--world-size", size] for size in sizes]
-    replay = [["replay", "--world-size", size] for size in sizes]
-    verify = [["verify", "--backend", "gloo", "--world-size", size] for size in sizes]
-    return [*PREPARE, *train, *replay, *verify, ["equivalence"]]
+    return pipeline(*load_yaml(folder / "params.yaml")["gloo"]["world_sizes"])
 
 
 def read(path: Path) -> Exercise:

@@ -59,14 +59,24 @@ OURS = [
 # of this process, for who looks what was left behind
 servers: set[int] = set()
 PREPARE = [["corpus"], ["shard"]]
-TRAIN = [["train", "--backend", "gloo", "--world-size", str(w)] for w in (1, 2)]
-REPLAY = [["replay", "--world-size", str(w)] for w in (1, 2)]
-VERIFY = [["verify", "--backend", "gloo", "--world-size", str(w)] for w in (1, 2)]
-TRAIN_2, REPLAY_2, VERIFY_2 = TRAIN[1], REPLAY[1], VERIFY[1]
-JUDGE = [*REPLAY, *VERIFY, ["equivalence"]]
-PIPELINE = [*PREPARE, *TRAIN, *JUDGE]
-# where gloo.world_sizes is [2]
-PIPELINE_OF_2 = [*PREPARE, TRAIN_2, REPLAY_2, VERIFY_2, ["equivalence"]]
+EQUIVALENCE = ["equivalence"]
+
+
+def of_size(world_size: int) -> list[list[str]]:
+    """The stages of a run: train, replay, verify."""
+    size = ["--world-size", str(world_size)]
+    gloo = ["--backend", "gloo", *size]
+    return [["train", *gloo], ["replay", *size], ["verify", *gloo]]
+
+
+def pipeline(*world_sizes: int) -> list[list[str]]:
+    """The stages from the text to the verdict."""
+    by_stage = zip(*map(of_size, world_sizes), strict=True)
+    return [*PREPARE, *(s for stages in by_stage for s in stages), EQUIVALENCE]
+
+
+TRAIN_2, REPLAY_2, VERIFY_2 = of_size(2)
+PIPELINE = pipeline(1, 2)
 
 
 @dataclass(frozen=True)
