@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import WHY_NOT, browser
 from project import ROOT, copy_project, git, load_yaml, run_dvc, run_in
 from report_inputs import facts, proven, published
 from test_docs import STAGES, written_by
@@ -112,24 +111,6 @@ def test_page_without_a_network_says_so_and_has_the_pictures(
     # before and after
     assert len(pictures) == 2 * len(PICTURES)
     assert all((project / "dvc_plots" / path).is_file() for path in pictures)
-
-
-@pytest.mark.pipeline
-@pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
-def test_workspace_stands_right_of_what_it_is_compared_with(
-    page: tuple[Path, str],
-) -> None:
-    address = (page[0] / "dvc_plots/index.html").as_uri()
-    script = "[...document.images].map(one => one.getAttribute('src')).join()"
-    with browser() as running:
-        shown = running.visit(address).evaluate(script).split(",")
-    assert [Path(path).name for path in shown] == [
-        f"{rev}_metrics_{picture}"
-        for picture in PICTURES
-        for rev in ("HEAD", "workspace")
-    ]
-    # charts are drawn by Vega, which a page without a network lacks: see the templates
-    assert [*charts(page[1])] == [chart["title"] for chart in CHARTS.values()]
 
 
 @pytest.mark.pipeline

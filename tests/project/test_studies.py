@@ -193,20 +193,6 @@ def test_stragglers_judges_nothing_on_a_busy_machine(
     assert judged is not is_busy
 
 
-def test_steps_of_a_turn_of_the_recorder_study_are_one_round() -> None:
-    """Two turns of two steps, each after one that was not timed."""
-    rows = load_script(ROOT / "studies/recorder/recorder_rows.py")
-    about = {"arm": "a", "processes": 2, "threads": 1, "world_size": 2, "tokens": 10}
-    times = {1: 1.0, 2: 3.0, 4: 5.0, 5: 6.0}
-    steps = pd.DataFrame(
-        [{"round": number, **about, "seconds": s} for number, s in times.items()]
-    )
-    turns = rows.median_steps(steps, 2)
-    assert list(turns["round"]) == [0, 1]
-    assert list(turns["seconds"]) == [2.0, 5.5]
-    assert list(turns["tokens"]) == [10, 10]
-
-
 def stages_known_to_dvc(root: Path) -> set[str]:
     """As ``dvc repro`` loads them, refusing what it would refuse."""
     repo = Repo(str(root))
