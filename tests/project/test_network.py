@@ -7,7 +7,6 @@ from pathlib import Path
 
 import describe_links
 import draw_links
-import measure_links
 import pandas as pd
 import pytest
 from arms import AGAIN, ARMS, HIERARCHICAL, ONE_HOST
@@ -15,16 +14,11 @@ from children import usage_with_children
 from expectations import expected_ms
 from link_model import Link, Network, Shaped
 from link_rate import LOOPBACK
-from network_settings import Network as Settings
 from planted import MEASURED
-from project import ROOT
 from speeds import Ratio, Speeds, named
-from study_settings import load_study
 from tabulate_hosts import judged_by, rows
 
-from minitrain.core.files import read_json, write_json
-from minitrain.core.load import Usage
-from minitrain.core.provenance import usable_cores
+from minitrain.core.files import write_json
 from minitrain.report.checks import RUNGS
 
 # no headers, no latency of frames: at 8 Mbit/s a byte takes a microsecond
@@ -166,36 +160,6 @@ def test_picture_says_what_was_found_or_that_the_machine_was_busy(
     # two lines of the picture
     assert len(titles[0]) <= 144
     assert (tmp_path / "network.png").read_bytes()[:4] == b"\x89PNG"
-
-
-def test_load_is_that_of_the_trainings(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Readings before the first training and after the last, and what they make."""
-    monkeypatch.setattr(measure_links, "STUDY", tmp_path)
-    settings = load_study(ROOT / "studies/network", Settings)
-    monkeypatch.setattr(measure_links, "load_study", lambda *_: settings)
-    monkeypatch.setattr(measure_links, "make_hosts", lambda *_: [tmp_path] * 4)
-    found = {"state_sha256": "0" * 64, "tokens_per_s": 1.0}
-    seen: list[str] = []
-    monkeypatch.setattr(measure_links, "begin", lambda *_: None)
-    monkeypatch.setattr(measure_links, "train", lambda *_: seen.append("train"))
-    monkeypatch.setattr(measure_links, "result", lambda *_: dict(found))
-    monkeypatch.setattr(measure_links, "held_to", lambda *_: found)
-
-    def reading() -> Usage:
-        seen.append("reading")
-        # in 10 s two cores computed 8 s, of which the trainings 5
-        last = len(seen) > 1
-        return Usage(10.0, 8.0, 1.0, 5.0, 3) if last else Usage(0, 0, 0, 0, 0)
-
-    monkeypatch.setattr(measure_links, "usage_with_children", reading)
-    measure_links.main()
-    assert seen[0] == seen[-1] == "reading"
-    assert set(seen[1:-1]) == {"train"}
-    assert len(pd.read_csv(tmp_path / "runs.csv")) == len(seen) - 2
-    load = read_json(tmp_path / "machine.json")["load"]
-    assert load["others_share"] == pytest.approx(3 / (10 * usable_cores()))
 
 
 @pytest.mark.slow

@@ -7,7 +7,6 @@ from cost_model import Compute, Machine
 from crossover import (
     Crossover,
     crossover,
-    further,
     gain_of,
     measurable,
     sides,
@@ -91,21 +90,3 @@ def test_claims_are_tried_beyond_what_is_unsure() -> None:
     assert sides("width", gain, None, (20, 100), 0.5, 2) == {"low": 24, "high": 96}
     # log 2.4 is 0.88, log 9.6 is 2.3
     assert sides("width", gain, None, (20, 100), 1.0, 2) == {"high": 96}
-
-
-def test_claims_are_tried_where_they_are_clear_if_that_is_in_the_range() -> None:
-    found, clear = (crossover(gain, 2, 40, math.log(x)) for x in (1.5, 3))
-    assert found is not None
-    assert clear is not None
-    where = further(found, clear, (2, 40))
-    # from 3.3 to 30 the one is less than three times as fast as the other
-    assert where.low == pytest.approx(10 / 3)
-    assert where.high == pytest.approx(30)
-    beyond = crossover(gain, 2, 40, math.log(9))
-    assert beyond is not None
-    # nowhere nine times: the most certain claim possible
-    ends = further(found, beyond, (2, 40))
-    assert (ends.low, ends.high) == (2, 40)
-    one_side = Crossover(10, None, 15, True)
-    # nothing is claimed below
-    assert further(one_side, beyond, (2, 40)) == Crossover(10, None, 40, True)

@@ -6,7 +6,7 @@ from fit_links import Reduction, fit_crowding, fit_link, fit_network
 from held_out import relative_errors
 from hypothesis import given
 from hypothesis import strategies as st
-from link_model import Line, Link, Network, Shaped
+from link_model import Line, Link, Shaped
 
 from minitrain.core.errors import UserError
 
@@ -53,15 +53,6 @@ def test_a_cable_is_never_faster_than_the_processor() -> None:
     assert fast.burst_bytes == 0
     assert fast.lines[0].beta == 2e-9
     assert shaped.at(125e9).lines[0].beta == pytest.approx(1.04 / 125e9)
-
-
-def test_links_by_name() -> None:
-    shaped = Shaped(0, 0, 1, 0)
-    network = Network(Link.of(ALPHA, BETA), shaped)
-    assert network.link("loopback") is network.loopback
-    assert network.link("100mbit").lines[0].beta == pytest.approx(8e-8)
-    with pytest.raises(UserError, match="link = '1gbit': no cable was measured"):
-        Network(network.loopback).link("1gbit")
 
 
 def noisy(seconds: list[float], seed: int, spread: float = 0.05) -> list[float]:

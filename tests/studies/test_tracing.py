@@ -119,23 +119,6 @@ def test_only_what_was_held_back_begins_after_the_last_gradient(shards: Path) ->
             assert all(b >= e for b, e in zip(begins[1:], ends, strict=False))
 
 
-def test_ranks_have_a_process_each_and_their_tracks_names(shards: Path) -> None:
-    events = traced_run("ddp", shards).trace()["traceEvents"]
-    about = [event for event in events if event["ph"] == "M"]
-    named = [(e["name"], e["pid"], e["tid"], e["args"].get("name")) for e in about]
-    names = {pid: name for kind, pid, _, name in named if kind == "process_name"}
-    assert names == {0: "rank 0", 1: "rank 1"}
-    threads = {
-        tid: (pid, name) for kind, pid, tid, name in named if kind == "thread_name"
-    }
-    # a viewer may identify a thread by its id only
-    used = {(e["tid"], e["pid"]) for e in events if e["ph"] != "M"}
-    assert used == {(tid, pid) for tid, (pid, _) in threads.items()}
-    for rank in (0, 1):
-        own = [name for _, (pid, name) in sorted(threads.items()) if pid == rank]
-        assert own[:2] == [MAIN, "all-reduce"]
-
-
 OPS = {
     "forward": "aten::embedding",
     "backward": "aten::embedding_dense_backward",
