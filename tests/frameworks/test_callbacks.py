@@ -97,7 +97,7 @@ def test_one_process_and_two_of_lightning_are_the_same_computation(
 
 
 def test_second_training_is_not_recorded(tmp_path: Path) -> None:
-    """Nor does an error in an earlier cell of a notebook make the first one partial."""
+    """An error in an earlier cell of a notebook does not make the first one partial."""
     script = with_callback(tmp_path)
     earlier = "import sys\nsys.last_value = ValueError()\ntrainer = "
     text = script.read_text().replace("trainer = ", earlier, 1)
@@ -110,7 +110,7 @@ def test_second_training_is_not_recorded(tmp_path: Path) -> None:
 
 
 def test_run_that_an_error_ended_is_not_whole(tmp_path: Path) -> None:
-    """And the error is the run's own."""
+    """The original error is raised."""
     script = with_callback(tmp_path)
     fails = "left = iter([1] * 9 + [0])\nmodel.register_forward_pre_hook("
     fails += "lambda *_: print(1 / next(left)))\ntrainer = "

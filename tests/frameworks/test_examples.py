@@ -1,6 +1,6 @@
 """Raw DDP, Accelerate, Fabric and the Trainer of transformers, recorded.
 
-One process and two are the same computation, each loop's bug is told by name, and the
+One process and two are the same computation, the bug of each loop is named, and the
 recorder raises no false alarm.
 """
 
@@ -40,7 +40,7 @@ def recorded(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
 
 
 def alarms_in(folder: Path) -> list[str]:
-    """What a recording itself says is wrong; a note is no alarm."""
+    """Return the alarms of a recording, without notes."""
     ranks = read_recording(folder).ranks.values()
     found = [row for rank in ranks for row in rank.alarms if row["kind"] == "alarm"]
     return [*dict.fromkeys(str(row["line"]) for row in found)]
@@ -103,7 +103,7 @@ def test_a_run_repeated_has_equal_bits(
     assert found.verdict == "equal bits", found.first
 
 
-# what verify says first, why, and what the recorder said while the loop ran
+# first difference and cause by verify, and the alarm of the recorder
 TOLD = {
     "nanogpt_style": (
         "gradients",

@@ -87,7 +87,7 @@ def test_exit_code_signal_and_streams_are_the_commands_own(
 
 
 def test_script_without_torch_is_untouched(tmp_path: Path) -> None:
-    """Its own sitecustomize is run."""
+    """The user's sitecustomize is run."""
     (tmp_path / "sitecustomize.py").write_text("import builtins\nbuiltins.mine = 3\n")
     code = "import sys; print(mine, 'torch' in sys.modules, 'minitrain' in sys.modules)"
     command = [*MINITRAIN, "record", "run", "--", sys.executable, "-c", code]

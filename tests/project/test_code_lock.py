@@ -1,4 +1,4 @@
-"""What makes the result of a study old: the code that its measurement executes."""
+"""Lock files of studies: the code that a measurement executes."""
 
 import os
 from functools import cache
@@ -195,7 +195,7 @@ def executed(notes: Path) -> set[str]:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", CASES)
 def test_list_names_what_a_small_run_executes(name: str, tmp_path: Path) -> None:
-    """In the script that measures, its ranks, and all that it starts."""
+    """Includes ranks and every process that the measuring script starts."""
     folder = copy_project(tmp_path)
     for stage in ("check", "corpus", "shard"):
         done = run_python("-m", f"stages.{stage}", folder=folder)
@@ -211,7 +211,7 @@ def test_list_names_what_a_small_run_executes(name: str, tmp_path: Path) -> None
     assert done.returncode == 0, done.stderr
     found = {f for f in executed(notes) if name in OF_HARNESS or is_measured(f)}
     assert f"studies/{name}/{script}.py" in found
-    # the default model is that of the tests, and not in the list if it is another file
+    # the default model comes from the parameters of the tests, and may be another file
     assert found - lists()[name] == set()
     # what the list names beyond that is imported by functions that a small run skips
     if name in QUICK:

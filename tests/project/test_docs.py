@@ -1,4 +1,4 @@
-"""The docs say what is there: numbers, links, names, commands.
+"""Docs match the code: numbers, links, names, commands.
 
 Words are checked by reading; pages are typed by test_tutorial.py and in tests/course.
 """
@@ -39,7 +39,7 @@ KEYS = {f"{section}.{key}" for section in PARAMS for key in PARAMS[section]}
 
 
 def marked(page: str, name: str) -> str:
-    """What stands between the comments that bear ``name``."""
+    """Return the text between the comments with ``name``."""
     pattern = f"<!-- {name} -->\n(.*?)<!-- /{name} -->"
     (block,) = re.findall(pattern, TEXT[page], re.DOTALL)
     return str(block)
@@ -91,7 +91,7 @@ def anchor(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
-# links are those of every page that there is
+# links are checked on all pages
 LINKED = [*PAGES, *pages_of("examples", "metrics", "studies")]
 
 
@@ -112,7 +112,7 @@ def dead_links(page: Path) -> list[str]:
 
 
 def made_beside(page: Path) -> list[Path]:
-    """What a study makes, and has perhaps not made yet."""
+    """Outputs of a study, which may not exist yet."""
     pipeline = page.with_name("dvc.yaml")
     if not pipeline.exists():
         return []
@@ -165,7 +165,7 @@ def outputs() -> list[str]:
     return [re.sub(r"\$\{.*?\}", "W", path) for path in paths]
 
 
-# CHANGELOG.md names what is no more
+# CHANGELOG.md names removed paths
 OF_TODAY = [page for page in PAGES if page != "CHANGELOG.md"]
 
 

@@ -1,4 +1,4 @@
-"""What DVC shows of the results: charts, pictures, tables, and a remote."""
+"""DVC's views of the results: charts, pictures and tables."""
 
 import json
 import re

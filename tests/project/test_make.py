@@ -1,4 +1,4 @@
-"""What `make` runs: the install, the pipeline, the five lines at its end."""
+"""Commands that `make` runs: the install, the pipeline, the summary."""
 
 import re
 import shutil
@@ -16,7 +16,7 @@ CPU_INDEX = "--extra-index-url https://download.pytorch.org/whl/cpu"
 
 
 def would_run(*arguments: str, **variables: str) -> list[str]:
-    """The commands of a make that runs none, as if nothing were there yet."""
+    """Return the commands of a fresh make, as a dry run."""
     command = ["make", "--dry-run", "--always-make", *arguments]
     return run_in(ROOT, *command, **{"CPU": "", **variables}).stdout.splitlines()
 
@@ -64,7 +64,7 @@ def test_pipeline_that_fails_has_no_summary(tmp_path: Path) -> None:
 
 
 def test_study_that_is_none_is_one_line(tmp_path: Path) -> None:
-    """It names those that are; a folder without a pipeline is none."""
+    """The line names all studies; a folder without a pipeline is not one."""
     installed(tmp_path)
     for name in ("noise", "zoo", "__pycache__"):
         (tmp_path / "studies" / name).mkdir(parents=True)
@@ -80,7 +80,7 @@ def test_study_that_is_none_is_one_line(tmp_path: Path) -> None:
 def test_quick_copies_what_the_pipeline_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And leaves params.yaml as it is; DVC itself is not run."""
+    """Keeps params.yaml unchanged; DVC itself is not run."""
     project = copy_project(tmp_path)
     stated = (project / "params.yaml").read_text()
     monkeypatch.chdir(project)

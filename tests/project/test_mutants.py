@@ -1,4 +1,4 @@
-"""Every injected fault is caught, by what it is said to be caught by.
+"""Every injected fault is caught by its stated catcher.
 
 One for each catcher (a stage and rung, or a file of tests); the others are thorough.
 They run side by side, two at a time; the first test of a session starts them all.
@@ -31,8 +31,8 @@ Outcomes = dict[str, Future[tuple[Outcome, set[str]]]]
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> None:
-    """Of several that run at once a test cannot tell what it left behind: instead of
-    the fixture of all others, :func:`outcomes` waits for the end of all.
+    """Replaces the shared fixture: with several mutants at once, leftovers cannot be
+    attributed to one, so :func:`outcomes` waits for all.
     """
 
 
@@ -42,7 +42,7 @@ def outcomes(
     stages_by_fork: str,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Outcomes]:
-    """What became of the mutants that were asked for, by the name of the test."""
+    """Outcomes of the selected mutants, by name."""
     folder = tmp_path_factory.mktemp("mutants")
     base = copy_project(folder / "base", PARAMS)
     asked_for = [
@@ -109,7 +109,7 @@ def case(mutant: Mutant, tried: bool) -> Any:
     ],
 )
 def test_healthy_project_passes(outcomes: Outcomes, mutant: Mutant) -> None:
-    """With every setting that a mutant needs, or its refusal would prove nothing."""
+    """With every setting that a mutant needs: else a refusal would prove nothing."""
     outcome, rungs = outcomes[mutant.name].result()
     assert (outcome.place, outcome.code) == ("equivalence", 0), outcome.output
     assert rungs == set()

@@ -1,4 +1,4 @@
-"""The study `network` by hand: what it expects, and what it makes of its runs."""
+"""Study `network`: expected times by hand, and its judgement of runs."""
 
 import subprocess
 import sys
@@ -122,7 +122,7 @@ def test_what_differs() -> None:
     # not further than twins are
     assert not Ratio(1.08, 1.05, 1.3).differs(0.1)
     assert not Ratio(0.93, 0.9, 0.99).differs(0.1)
-    # a round that says the opposite
+    # one round contradicts the others
     assert not Ratio(1.2, 0.99, 1.3).differs(0.1)
     assert not Ratio(0.8, 0.7, 1.01).differs(0.1)
 
@@ -164,7 +164,7 @@ def test_picture_says_what_was_found_or_that_the_machine_was_busy(
 
 @pytest.mark.slow
 def test_children_that_have_ended_are_not_others() -> None:
-    """A child of a child computes for half a second of its own time."""
+    """A grandchild uses half a second of CPU time."""
     burn = "import time\nwhile time.process_time() < 0.5: pass"
     inner = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {burn!r}])"
     before = usage_with_children()

@@ -1,6 +1,6 @@
-"""The params.yaml of the project: whatever its values are, it fits and is explained.
+"""The project's params.yaml matches the schema and documents every key.
 
-No other test reads it, so that a user may change it and still run them.
+No other test reads it, so users can change it and still run the tests.
 """
 
 import re

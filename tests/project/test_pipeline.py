@@ -1,4 +1,4 @@
-"""The pipeline as DVC runs it: what it depends on, what reruns, what repeats."""
+"""The pipeline as DVC runs it: dependencies, reruns, reproducibility."""
 
 import json
 import os
@@ -209,7 +209,7 @@ DAMAGES = [
 
 @pytest.mark.pipeline
 def test_report_names_a_damaged_file(stages_by_fork: str, twins: list[Path]) -> None:
-    """Of files between other stages: tests/project/test_stage_faults.py."""
+    """For files between other stages see tests/project/test_stage_faults.py."""
     for file, lost, said in DAMAGES:
         path = twins[1] / file
         whole = path.read_bytes()
@@ -223,7 +223,7 @@ def test_report_names_a_damaged_file(stages_by_fork: str, twins: list[Path]) -> 
         assert re.match(rf"{start}.*{said}", line), line
 
 
-# what may change without a run being trained or measured again
+# packages whose changes must not rerun training or measurement
 TRAINS = {"train", "train_nccl", "replay", "baseline"}
 LEAVES_TRAINING_ALONE = ("analysis", "report", "cli", "compare", "check", "harness")
 
@@ -333,7 +333,7 @@ def test_breach_stops_the_pipeline_and_is_named(
 
 
 def shown(folder: Path) -> dict[str, Any]:
-    """What a reader meets: the metrics, the report, the picture."""
+    """Return the metrics, the report and the picture."""
     texts = {
         # words alone: run names have tags of their own
         name: re.sub("<[^>]+>", "", (folder / "metrics" / name).read_text())

@@ -198,7 +198,7 @@ def hold_out(study: Path, *more: str, without: tuple[str, ...] = ()) -> None:
 
 
 def test_what_was_seen_before_is_not_held_out(study: Path) -> None:
-    """And arms measure their settings."""
+    """Also checks that each arm measures its setting."""
     fitted, held_out = all_settings(load_study(study, Prediction))
     alone = [s for s in (*fitted, *held_out) if s.sync != NO_SYNC or s.processes == 1]
     assert [planted(arm_of(setting)) for setting in alone] == alone
@@ -340,7 +340,7 @@ def test_busy_machine_judges_nothing(answered: Path) -> None:
 
 
 def test_a_pair_with_a_fitted_setting_is_none() -> None:
-    """Of fp16 with 300 Mbit/s both were held out; of that on loopback one was not."""
+    """With fp16 at 300 Mbit/s both are held out; on loopback one is fitted."""
     cabled = Setting("ddp", 2, 4, 128, 8, link="300mbit")
     local = replace(cabled, link=LOOPBACK)
     half = [replace(one, sync="fp16_compress") for one in (cabled, local)]
@@ -353,7 +353,7 @@ def test_a_pair_with_a_fitted_setting_is_none() -> None:
 
 
 def test_too_few_pairs_are_said_to_be_too_few(study: Path) -> None:
-    """No question is answered, nothing is measured, and the table says why."""
+    """No question is answered, nothing is measured, and the table names the reason."""
     one = "[fp16_compress, 2, 4, 192, 6, 1, null, 300mbit]"
     hold_out(study, one, without=("[fp16_compress", "[none, 1"))
     measured(study)
@@ -369,7 +369,7 @@ def test_too_few_pairs_are_said_to_be_too_few(study: Path) -> None:
 
 
 def test_an_end_at_which_less_is_claimed_is_not_tried() -> None:
-    """As where a gain falls again, or turns against what is claimed."""
+    """For example if a gain decreases, or changes its sign."""
     found = Crossover(10, 5, 17, above=True)
     for at_end, wanted in ((0.3, 100), (0.2, 100), (0.15, 17), (-0.3, 17)):
         gains = {1: -0.4, 5: -0.2, 17: 0.2, 100: at_end}

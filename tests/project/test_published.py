@@ -1,7 +1,7 @@
-"""What is committed says of its results what they are, and which code made them.
+"""Committed results match the texts about them and the code that made them.
 
-Compared on CI, and by `pytest -m published`. Whoever changes a parameter or runs make
-has other results than these, and needs no test to say so.
+Run on CI, and by `pytest -m published`: with a changed parameter or after `make` the
+results differ.
 """
 
 import hashlib

@@ -30,14 +30,14 @@ PORT = 29400
 
 
 class Ended(NamedTuple):
-    """What became of one host's command."""
+    """Exit code and output of one host's command."""
 
     returncode: int
     said: str
 
     @property
     def lines(self) -> list[str]:
-        """Its errors."""
+        """Lines of error."""
         return [line for line in self.said.splitlines() if "error" in line.lower()]
 
 
@@ -63,7 +63,6 @@ def start(
 
 
 def wait(processes: Sequence[subprocess.Popen[str]]) -> list[Ended]:
-    """What became of each."""
     said = [process.communicate(timeout=150)[0] for process in processes]
     return [
         Ended(process.returncode, one)
@@ -158,7 +157,7 @@ def test_two_hosts_have_the_bits_of_one(
 
 
 def test_unlike_hosts_are_refused(two: Two) -> None:
-    """Here in a parameter; in code and data: tests/train/test_identity.py."""
+    """A parameter here; for code and data see tests/train/test_identity.py."""
     set_params(two.far, {"train.learning_rate": 0.5})
     with Networks(2) as networks:
         ended = wait(start_on(networks, two))
@@ -225,7 +224,7 @@ def test_rank_killed_on_one_host_is_named_on_both_and_starts_again(
 
 
 def in_steps(process: subprocess.Popen[str]) -> list[psutil.Process]:
-    """Its ranks that train: to start they may take longer than between steps."""
+    """Return ranks that train: starting may take longer than a step."""
     found = []
     for rank in ranks_of(process):
         folder = Path(rank.environ()["MINITRAIN_STORE"]).parent
@@ -253,7 +252,7 @@ def test_host_that_is_lost_is_named(two: Two, lost: int) -> None:
 
 @pytest.mark.parametrize("lost", thorough_after(1, [1, 0]))
 def test_host_whose_cable_is_cut_is_named(two: Two, lost: int) -> None:
-    """Nothing says so to the other: no connection is closed."""
+    """The other host gets no signal: no connection is closed."""
     for folder in two:
         set_params(folder, {"train.num_steps": 40000, "launch.timeout_s": 10})
     with Networks(2) as networks:

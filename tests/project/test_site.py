@@ -60,7 +60,7 @@ SOURCES = [
 
 
 def test_lines_of_the_troubleshooting_are_those_of_the_code() -> None:
-    """In quotes; those of other programs have the name of it behind them."""
+    """Quoted lines; those of other programs are followed by their name."""
     page = (ROOT / "docs/troubleshooting.md").read_text()
     cells = re.findall(r"^\| ([^|]+) \|", page, re.MULTILINE)
     of_ours = re.compile(r'"([^"]+)"(?! \((?:DVC|pip)\))')

@@ -54,7 +54,7 @@ def states(project: Path) -> dict[str, bytes]:
 
 
 def await_checkpoint(job: Job, project: Path) -> None:
-    """Until the run in ``project`` has written one."""
+    """Wait until the run in ``project`` has written a checkpoint."""
     pattern = f"{CHECKPOINTS}/gloo-2-*/step-*/manifest.json"
     deadline = time.monotonic() + 120
     while not [*project.glob(pattern)]:
@@ -64,7 +64,7 @@ def await_checkpoint(job: Job, project: Path) -> None:
 
 
 def on_one_node(slurm: Slurm, project: Path) -> Outcome:
-    """It is told in the middle of training that its time is nearly up."""
+    """Gets the signal for the end of its time during training."""
     job = slurm.submit(project, ONE, "train@2")
     await_checkpoint(job, project)
     job.signal("USR1", "--batch", job.number)
@@ -97,7 +97,7 @@ TRIED = CASES if os.environ.get("MINITRAIN_ALL") else CASES[:1]
 
 @dataclass
 class Trials:
-    """What became of all jobs, and the states of the same run without Slurm."""
+    """Outcomes of all jobs, and the states of the same run without Slurm."""
 
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     wanted: dict[str, bytes] = field(default_factory=dict)
@@ -106,7 +106,7 @@ class Trials:
 
 
 def copy_without_runs(project: Path, name: str) -> Path:
-    """As it is before it trains, beside ``project``."""
+    """Copy ``project`` to a sibling folder, without its runs."""
     return shutil.copytree(
         project,
         project.with_name(name),
@@ -171,7 +171,7 @@ def test_job_that_was_killed_fails_and_goes_on_after_a_requeue(trials: Trials) -
 
 
 def test_dvc_takes_over_what_a_job_made(trials: Trials) -> None:
-    """As launch/slurm/README.md says, and as of then makes it no more."""
+    """As in launch/slurm/README.md; DVC then does not rerun the stage."""
     project = trials.outcomes["on_two_nodes"].project
     code, said = run_dvc(project, "repro", "--dry", "train@2")
     assert "Running stage 'train@2'" in said

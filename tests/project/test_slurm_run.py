@@ -17,7 +17,7 @@ UNTIL_TOLD = ["sh", "-c", "touch begun; until [ -e go ]; do sleep 0.05; done; ex
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """One whose Python does nothing, and a Slurm that notes what it is asked."""
+    """A project with a Python that does nothing, and a scontrol that logs."""
     scripts = {"stages/python": "", "bin/scontrol": 'echo "$@" > asked'}
     for name, line in scripts.items():
         write_script(tmp_path / name, line)
@@ -42,14 +42,14 @@ def checkpoint(project: Path, step: int) -> None:
 
 
 def told(job: subprocess.Popen[str], project: Path) -> str:
-    """Tell it that its time is nearly up, and let its command end -> what it said."""
+    """Signal the end of its time, let the command end, and return its first line."""
     wait_for(lambda: [*project.glob("begun")], 1)
     job.send_signal(signal.SIGUSR1)
     assert job.stderr
     said = job.stderr.readline()
     (project / "go").touch()
     assert job.communicate(timeout=GENEROUS_S)[1] == ""
-    # that of the command
+    # the exit code of the command
     assert job.returncode == 3
     return said
 
@@ -77,7 +77,7 @@ def test_job_that_has_done_something_is_requeued(project: Path, made: str) -> No
 
 
 def test_job_that_would_begin_anew_for_ever_is_not_requeued(project: Path) -> None:
-    """And goes on: it may end in the time that is left."""
+    """The job continues: it may finish in the remaining time."""
     checkpoint(project, 25)
     job = start(project, *UNTIL_TOLD)
     said = told(job, project)

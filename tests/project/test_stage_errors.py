@@ -30,7 +30,7 @@ def stage(stages_by_fork: str, copy: Path) -> Stage:
 
 def assert_one_line(code: int, said: str, *parts: str) -> None:
     assert code == 2, said
-    # shard first says what it deals
+    # shard first prints its counts
     lines = [line for line in said.splitlines() if line and not line[0].isdigit()]
     assert len(lines) == 1, said
     assert lines[0].startswith("error: ")
@@ -39,7 +39,7 @@ def assert_one_line(code: int, said: str, *parts: str) -> None:
 
 @dataclass(frozen=True)
 class Mistake:
-    """A stage, what it says, parameters, files, and what it must not write."""
+    """Stage, expected parts of its line, parameters, files, and an absent output."""
 
     stage: Sequence[str]
     parts: tuple[str, ...]

@@ -147,7 +147,7 @@ def test_rows_that_are_missing_or_others(
 
 
 def test_loss_of_one_step(after, copy: Path) -> None:
-    """By a hundredth, at a step that the witness computes itself."""
+    """Changed by a hundredth, at a step that the witness recomputes."""
     path = copy / RUN / "losses.csv"
     head, first, *rest = path.read_text().splitlines()
     loss = float(first.partition(",")[2]) + 0.05
@@ -189,7 +189,7 @@ def test_evidence_far_from_one_process(
 
 
 def test_replay_does_not_copy_the_state(after, copy: Path) -> None:
-    """What the run says of its state must not reach the replay's."""
+    """The state of the run must not affect the replay."""
     flip_a_bit(copy / RUN / "states/state-rank-0.pt")
     flip_a_bit(copy / RUN / "states/state-rank-1.pt")
     before = (copy / REPLAYED / "state.pt").read_bytes()

@@ -1,4 +1,4 @@
-"""Every stage says what it does before it imports anything."""
+"""Every stage prints its first line before it imports anything."""
 
 import ast
 import os

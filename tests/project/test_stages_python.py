@@ -1,4 +1,4 @@
-"""The Python of the stages: which one it is, and that it finds what lies beside it."""
+"""stages/python: choice of the interpreter, and imports from neighboring files."""
 
 import os
 import shutil
@@ -22,7 +22,7 @@ def project(tmp_path: Path) -> Path:
 
 
 def test_neighbors_are_found(project: Path) -> None:
-    """With PYTHONSAFEPATH Python itself leaves both folders out."""
+    """PYTHONSAFEPATH alone would exclude both folders."""
     stage = ("stages/python", "-m", "stages.hello")
     script = ("../../stages/python", "measure.py")
     for safe in ("", "1"):
@@ -33,7 +33,7 @@ def test_neighbors_are_found(project: Path) -> None:
 
 
 def make_venv(folder: Path, name: str = ".venv") -> Path:
-    """A virtual environment whose Python says the name of ``folder``."""
+    """Create a virtual environment whose Python prints the name of ``folder``."""
     write_script(folder / name / "bin/python", f"echo {folder.name}")
     return folder / name
 
@@ -74,7 +74,7 @@ def test_virtual_environment_of_another_user_is_refused(project: Path) -> None:
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr.startswith(f"error: {venv}: belongs to another user; ")
         assert done.stderr.count("\n") == 1
-    # that of root, as in an image, and of the project's owner, as of a mounted folder
+    # owned by root, as in an image, or by the project's owner, as in a mounted folder
     for owner in (0, NOBODY):
         for path in (project / "stages/python", venv, *venv.rglob("*")):
             os.chown(path, owner, owner)
@@ -82,7 +82,7 @@ def test_virtual_environment_of_another_user_is_refused(project: Path) -> None:
 
 
 def test_modules_and_environment_are_those_of_the_project(project: Path) -> None:
-    """A folder of that name beside the project may be another user's."""
+    """A sibling folder with that name may belong to another user."""
     for folder in (project / "common", project / "studies/common"):
         folder.mkdir()
         (folder / "shared.py").write_text(f"print({str(folder)!r})\n")

@@ -1,4 +1,4 @@
-"""The params.yaml of every study: what stands there fits, what does not is one line."""
+"""The params.yaml of every study: valid as committed, mistakes are one line."""
 
 import shutil
 from functools import cache
@@ -194,7 +194,7 @@ def test_stragglers_judges_nothing_on_a_busy_machine(
 
 
 def stages_known_to_dvc(root: Path) -> set[str]:
-    """As ``dvc repro`` loads them, refusing what it would refuse."""
+    """Load all stages as ``dvc repro`` does, including its checks."""
     repo = Repo(str(root))
     try:
         repo.index.check_graph()

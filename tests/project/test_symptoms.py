@@ -1,6 +1,4 @@
-"""The commands on the pages of docs/symptoms, typed: each output holds the lines that
-the page shows of it.
-"""
+"""Commands on the pages of docs/symptoms: outputs contain the lines shown there."""
 
 import re
 from pathlib import Path

@@ -21,7 +21,7 @@ TEXT = (ROOT / "docs/tutorial.md").read_text(encoding="utf-8")
 BLOCKS = blocks(TEXT)
 # the batch of the default, so that the tutorial's is another one
 SMALL = {"corpus.num_sentences": 80, "train.global_batch_size": 32}
-# make does more; and nobody activates anything here
+# make does more, and tests activate no environment
 INSTEAD = {
     "make": "dvc repro",
     "source .venv/bin/activate": "git status",
@@ -95,7 +95,7 @@ def shape(line: str) -> str:
 
 
 def test_every_command_ends_well(typed: dict[str, list[Typed]]) -> None:
-    """But for the one that comes after the bug."""
+    """Except the one after the bug."""
     *well, (code, output) = typed["dvc repro"]
     assert code == REFUSED, output
     ended = {**typed, "dvc repro": well}
@@ -111,7 +111,7 @@ def test_tables(typed: dict[str, list[Typed]]) -> None:
     rows = [row for row in cells(diff) if not OF_SPEED.search(row)]
     shown = cells(shown_below(METRICS))
     assert [*map(shape, rows)] == [*map(shape, shown)]
-    # the loss is lower, as the text says
+    # the loss is lower, as in the text
     loss = [float(row.split()[-1]) for row in rows if ".loss " in row]
     assert len(loss) == 2
     assert max(loss) < 0

@@ -1,4 +1,4 @@
-"""The wheel beside torch, without the extra `lab`, outside the clone."""
+"""The wheel with torch, without the extra `lab`, outside the clone."""
 
 import os
 import re
@@ -143,7 +143,7 @@ def test_command(bin_folder: Path, tmp_path: Path, words: str, expected: str) ->
 
 
 def test_record_and_verify(bin_folder: Path, tmp_path: Path) -> None:
-    """The library is that of the wheel, not that of the clone."""
+    """The imported library comes from the wheel, not from the clone."""
     code = "import minitrain, sys; print(minitrain.__file__, *sys.path)"
     file, *path = run(bin_folder / "python", "-c", code, folder=tmp_path).stdout.split()
     assert Path(file).is_relative_to(bin_folder.parent)

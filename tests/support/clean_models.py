@@ -51,7 +51,7 @@ def images() -> list[dict[str, Tensor]]:
 
 
 class Classifier(nn.Module):
-    """Computes in bfloat16 by casts of its own, or weights its classes."""
+    """Classifier that casts to bfloat16 itself, or weights its classes."""
 
     def __init__(self, casts: bool) -> None:
         super().__init__()

@@ -23,7 +23,7 @@ LOOPS = {
     "with_fabric": ("lightning_fabric",),
     "with_trainer": ("transformers.trainer", "transformers.models.gpt2.modeling_gpt2"),
 }
-# the frameworks are no part of the environment that the tests themselves run in
+# the frameworks are installed in another environment than the tests
 PEERS = ROOT / ".venv-peers/bin/python"
 MINITRAIN = [Path(sys.executable).with_name("minitrain")]
 Run = Callable[..., str]

@@ -1,4 +1,4 @@
-"""The exercises of the course: what each changes, and what it promises of that."""
+"""Exercises of the course: the change of each, and its promised effects."""
 
 import re
 from collections.abc import Mapping
@@ -38,7 +38,7 @@ class Exercise:
 
     @property
     def counts(self) -> bool:
-        """Whether it speaks of messages, which take a training of their own."""
+        """True if it mentions messages, which take a separate training to count."""
         return any(name.endswith("a step") for name in self.promises)
 
     def touches(self) -> set[str]:

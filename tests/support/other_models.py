@@ -1,4 +1,4 @@
-"""Models that are not ours, for ``model.factory``: each has what ours has not."""
+"""Models for ``model.factory``, each with a feature that the default model lacks."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 class Bigrams(nn.Module):
-    """Predicts a token from the one before it; ``middle`` is what is special."""
+    """Bigram model with a special layer in the ``middle``."""
 
     def __init__(self, params: Any, vocab_size: int, middle: nn.Module) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class WithMask(nn.Module):
 
 
 class Counting(nn.Module):
-    """A buffer that changes, and that nobody reads."""
+    """A buffer that changes, but is not read."""
 
     def __init__(self) -> None:
         super().__init__()
