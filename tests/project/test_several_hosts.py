@@ -39,8 +39,8 @@ class Ended(NamedTuple):
 def start(
     host: Host, folder: Path, first: str, world_size: int = 2
 ) -> subprocess.Popen[str]:
-    """Start ``launch/host`` on ``host`` in the project in ``folder``, for two hosts that
-    meet at the address ``first``.
+    """Start ``launch/host`` on ``host`` in ``folder``, as one of two hosts that meet at
+    the address ``first``.
     """
     # the next run of a host removes what kill -9 left here
     temporary = folder.with_name(f"{folder.name}-temporary")
