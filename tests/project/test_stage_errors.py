@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from mutated import TRAIN_2, Outcome, of_size, run_stages
-from project import run_dvc, run_stage, set_params
+from project import run_dvc, run_python, set_params
 
 pytestmark = pytest.mark.slow
 
@@ -137,7 +137,8 @@ def test_largest_seed_and_an_occupied_port_are_no_mistakes(
 ) -> None:
     """Ranks that a stage starts meet in a file."""
     set_params(copy, {"train.seed": 2**32 - 1})
-    done = run_stage(copy, *TRAIN_2, MASTER_PORT=taken_port)
+    command = ("-m", "stages.train", *TRAIN_2[1:])
+    done = run_python(*command, folder=copy, MASTER_PORT=taken_port)
     assert done.returncode == 0, done.stderr
 
 

@@ -135,14 +135,6 @@ def git(folder: Path, *arguments: str) -> str:
     return done.stdout
 
 
-def run_stage(
-    folder: Path, *arguments: str, **variables: str
-) -> subprocess.CompletedProcess[str]:
-    """Run ``python -m stages.NAME ...`` in a copy of the project."""
-    name, *rest = arguments
-    return run_python("-m", f"stages.{name}", *rest, folder=folder, **variables)
-
-
 def start_dvc(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     """Start ``dvc ...`` in a copy of the project; stderr comes with stdout."""
     return subprocess.Popen(
