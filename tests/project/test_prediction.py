@@ -6,20 +6,18 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import claimed_ends
 import claims
-import crossings
 import describe_errors
 import draw_errors
 import draw_scale
 import find_crossovers
 import fit_model
-import held_out_pairs
-import judged
+import grounds
 import numpy as np
 import pandas as pd
 import predict_steps
 import pytest
+import sections
 import verify_crossovers
 from crossover import Crossover
 from held_out import LEAST_PAIRS
@@ -249,7 +247,7 @@ def test_another_law_is_not_believed(study: Path) -> None:
     run(fit_model, predict_steps)
     table = pd.read_csv(study / "predictions.csv")
     held_out = table[table["role"] == "held out"]
-    assert "is not believed" in judged.verdict(judged.errors_of(held_out), None)
+    assert "is not believed" in sections.verdict(sections.errors_of(held_out), None)
 
 
 def test_held_out_measurements_change_no_coefficient(answered: Path) -> None:
@@ -314,7 +312,7 @@ def test_crossover_is_verified_where_both_sides_hold() -> None:
             *(("mbit", 361, "holds"), ("mbit", None, "holds")),
         )
     ]
-    said, *each = crossings.crossovers(found)
+    said, *each = sections.crossovers(found)
     assert said.startswith("1 of 3 crossovers verified: on both sides of it")
     assert each == [
         "- processes over batch at 5 samples: holds, holds",
@@ -348,7 +346,7 @@ def test_a_pair_with_a_fitted_setting_is_none() -> None:
     table = pd.DataFrame(
         {"predicted_ms": [6.0, 1, 3, 1], "measured_ms": [8.0, 1, 2, 1]}, index=index
     )
-    found = held_out_pairs.pairs("compression", table, [cabled, *half])
+    found = grounds.pairs("compression", table, [cabled, *half])
     assert found == {(half[0], cabled): (2.0, 4.0)}
 
 
@@ -373,8 +371,8 @@ def test_an_end_at_which_less_is_claimed_is_not_tried() -> None:
     found = Crossover(10, 5, 17, above=True)
     for at_end, wanted in ((0.3, 100), (0.2, 100), (0.15, 17), (-0.3, 17)):
         gains = {1: -0.4, 5: -0.2, 17: 0.2, 100: at_end}
-        assert claimed_ends.claimed_ends(gains.get, found, (1, 100)) == (1, wanted)
+        assert grounds.claimed_ends(gains.get, found, (1, 100)) == (1, wanted)
     # a side of which nothing is claimed keeps its end
     found = Crossover(10, 5, None, above=True)
     gain = {1: -0.4, 5: -0.2, 100: 0.1}.get
-    assert claimed_ends.claimed_ends(gain, found, (1, 100)) == (1, 100)
+    assert grounds.claimed_ends(gain, found, (1, 100)) == (1, 100)
