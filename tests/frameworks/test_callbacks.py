@@ -1,12 +1,16 @@
 """Callbacks in the real Trainers: they record what `minitrain record` does."""
 
 import re
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from example_loops import (
     PEERS,
+    Run,
     assert_equal_rows,
+    loops_by_fork,
     python_of,
     record,
     run_command,
@@ -26,6 +30,11 @@ SIZES = (1, 2)
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("callbacks")
+
+
+@pytest.fixture(scope="module")
+def by_fork() -> Iterator[Run]:
+    yield from loops_by_fork()
 
 
 def run(script: Path, folder: Path, size: int, *words: str, **variables: str) -> str:
@@ -50,6 +59,7 @@ def with_callback(folder: Path) -> Path:
     text = re.sub(r"^import minitrain .*$", IMPORTED, text, flags=re.M)
     given = "callbacks=[TransformersCallback(args.folder)]"
     text = text.replace("train_dataset=samples", f"train_dataset=samples, {given}")
+    shutil.copy(ROOT / "examples/setting.py", folder)
     (folder / "script.py").write_text(text)
     return folder / "script.py"
 
@@ -57,20 +67,17 @@ def with_callback(folder: Path) -> Path:
 IMPORTED = "from minitrain.callbacks import TransformersCallback"
 
 
-@pytest.mark.parametrize("size", thorough_after(1, reversed(SIZES)))
-def test_callback_of_transformers_records_what_the_command_does(
-    size: int, tmp_path: Path
+def test_callback_of_transformers_records_what_the_lines_do(
+    by_fork: Run, tmp_path: Path
 ) -> None:
-    run(with_callback(tmp_path), tmp_path / "ours", size)
-    text = (tmp_path / "script.py").read_text().replace(", callbacks=", ") #")
-    (tmp_path / "script.py").write_text(text)
-    command = [PEERS, *torchrun(size, tmp_path), tmp_path / "script.py", "unused"]
-    done = record(tmp_path / "theirs", command)
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert_equal_rows(tmp_path / "ours", tmp_path / "theirs", size)
+    """The command does, too: test_unchanged.py."""
+    script = with_callback(tmp_path)
+    by_fork("with_trainer", 2, tmp_path / "ours", script=script)
+    by_fork("with_trainer", 2, tmp_path / "theirs")
+    assert_equal_rows(tmp_path / "ours", tmp_path / "theirs", 2)
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", thorough_after(1, reversed(SIZES)))
 def test_callback_of_lightning_records_what_the_command_does(
     size: int, folder: Path, tmp_path: Path
 ) -> None:

@@ -103,8 +103,9 @@ def _rows(of: OfRank) -> list[dict[str, object]]:
 
 
 def loops_by_fork() -> Iterator[Run]:
-    """``run(name, world_size, folder, *arguments, **variables)`` records one run into
-    ``folder`` and returns what it printed. For a fixture of a module.
+    """``run(name, world_size, folder, *arguments, **variables)`` records one run of a
+    loop, or of a ``script`` with its imports, into ``folder`` and returns its output.
+    For a fixture of a module.
     """
 
     started: dict[str, Server] = {}
@@ -112,13 +113,18 @@ def loops_by_fork() -> Iterator[Run]:
     outside = gettempdir()
 
     def run(
-        name: str, world_size: int, folder: Path, *arguments: str, **variables: str
+        name: str,
+        world_size: int,
+        folder: Path,
+        *arguments: str,
+        script: Path | None = None,
+        **variables: str,
     ) -> str:
         if name not in started:
             modules = (*MODULES, *LOOPS[name])
             python = python_of(name)
             started[name] = Server((), python, modules, outside)
-        command = [script_of(name), folder, *arguments]
+        command = [script or script_of(name), folder, *arguments]
         with TemporaryDirectory() as temporary:
             own = variables_of(temporary, **variables)
             address = started[name].address
