@@ -104,22 +104,12 @@ def dead_links(page: Path) -> list[str]:
             continue
         name, _, section = link.partition("#")
         path = page.parent / name if name else page
-        if path in made_beside(page):
-            continue
         if not path.exists() or (section and section not in anchors(path)):
             dead.append(link)
     return dead
 
 
-def made_beside(page: Path) -> list[Path]:
-    """Outputs of a study, which may not exist yet."""
-    pipeline = page.with_name("dvc.yaml")
-    if not pipeline.exists():
-        return []
-    stages = load_yaml(pipeline).get("stages", {}).values()
-    return [page.parent / out for stage in stages for out in written_by(stage)]
-
-
+@cache
 def anchors(path: Path) -> set[str]:
     text = without_fences(path.read_text(encoding="utf-8"))
     return {anchor(heading) for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE)}

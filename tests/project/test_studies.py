@@ -135,8 +135,7 @@ def names(value: Any) -> list[Any]:
 
 
 def stages_of(name: str) -> list[dict[str, Any]]:
-    text = (ROOT / f"studies/{name}/dvc.yaml").read_text()
-    return [*YAML(typ="safe").load(text)["stages"].values()]
+    return [*load_yaml(ROOT / f"studies/{name}/dvc.yaml")["stages"].values()]
 
 
 def test_every_setting_is_tracked_by_a_stage_and_a_mistake_costs_no_result() -> None:
