@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from project import ROOT, copy_project, load_yaml, run_in, write_script
+from test_docs import written_by
 
 from minitrain.cli import quick
 from minitrain.core.params import load_params
@@ -99,17 +100,13 @@ def test_quick_copies_what_the_pipeline_reads(
     assert (few.train.num_steps, few.baseline.num_rounds) == (20, 5)
     assert Path(few.model.file).is_absolute()
     # every dependency that no stage writes, but what stays where it is
-    stages = load_yaml(project / "dvc.yaml")["stages"]
-    stages = [stage.get("do", stage) for stage in stages.values()]
-    outs = [out for stage in stages for out in stage["outs"]]
-    written = {out if isinstance(out, str) else next(iter(out)) for out in outs}
-    deps = {dep for stage in stages for dep in stage["deps"] if "$" not in dep}
-    read = {
+    stages = load_yaml(project / "dvc.yaml")["stages"].values()
+    written = [Path(out) for stage in stages for out in written_by(stage)]
+    deps = {Path(dep) for stage in stages for dep in stage["deps"] if "$" not in dep}
+    read = [
         dep
-        for dep in map(Path, deps)
-        if not any(
-            dep.is_relative_to(o) or Path(o).is_relative_to(dep) for o in written
-        )
-    }
+        for dep in deps
+        if not any(dep.is_relative_to(o) or o.is_relative_to(dep) for o in written)
+    ]
     assert Path("metrics/zoo.json") in read
-    assert [dep for dep in sorted(read) if not (quick.COPY / dep).exists()] == []
+    assert [dep for dep in read if not (quick.COPY / dep).exists()] == []

@@ -153,15 +153,14 @@ def test_no_study_writes_what_another_writes_or_the_pipeline_reads() -> None:
     written: list[Path] = []
     read: set[Path] = set()
     for file in [ROOT / "dvc.yaml", *sorted(ROOT.glob("studies/*/dvc.yaml"))]:
-        stages = load_yaml(file)["stages"].values()
-        for stage in [stage.get("do", stage) for stage in stages]:
+        for stage in load_yaml(file)["stages"].values():
             written += [(file.parent / out).resolve() for out in written_by(stage)]
             if file.parent == ROOT:
                 read |= {(ROOT / dep).resolve() for dep in stage["deps"]}
     of_studies = {path for path in written if path.is_relative_to(ROOT / "studies")}
     assert len(of_studies) > len(STUDIES)
+    # that no two of one project write the same DVC checks itself
     assert not of_studies & read
-    assert sorted(set(written)) == sorted(written)
 
 
 @pytest.mark.parametrize("others", [0.02, 0.4])
