@@ -15,8 +15,6 @@ from crossover import (
 from link_model import Link, Network
 from setting import Setting
 
-SETTING = Setting("ddp", 2, 4, 128, 8, 4, None, "1gbit")
-
 
 def test_crossover_is_where_algebra_says() -> None:
     # one takes 10, the other x: equal at 10; uncertain within a factor of 2
