@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from judged import busy_meanwhile, errors_of, title
 from rows import STUDY
+from sections import busy_meanwhile, errors_of, title
 
 from minitrain.core.errors import run_stage
 from minitrain.core.files import atomic_path, read_csv, read_json
