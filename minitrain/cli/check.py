@@ -16,8 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minitrain.cli.answer import Answer
-from minitrain.cli.parser import Names
+from minitrain.cli.command import Answer, Names
 from minitrain.core.errors import Mistakes, UserError, lines_of
 from minitrain.core.printable import as_lines, note
 from minitrain.core.progress import progress

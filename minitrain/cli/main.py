@@ -15,8 +15,7 @@ from typing import Any
 
 from minitrain import __version__
 from minitrain.cli import check, doctor, explain, record, report, show, summary, verify
-from minitrain.cli.answer import Answer
-from minitrain.cli.parser import Parser
+from minitrain.cli.command import Answer, Parser
 from minitrain.core.errors import EXIT_EVIDENCE, LAB, UserError, run_stage
 from minitrain.core.printable import as_lines
 

@@ -12,7 +12,7 @@ import os
 import shutil
 from pathlib import Path
 
-from minitrain.cli.answer import Answer
+from minitrain.cli.command import Answer
 from minitrain.core.errors import UserError
 
 EXAMPLES = {

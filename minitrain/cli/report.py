@@ -9,7 +9,7 @@ read.
 import argparse
 from pathlib import Path
 
-from minitrain.cli.answer import Answer
+from minitrain.cli.command import Answer
 
 EXAMPLES = {
     "after an edit of words or pictures": "minitrain report",

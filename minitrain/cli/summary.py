@@ -8,7 +8,7 @@ be read.
 import argparse
 from pathlib import Path
 
-from minitrain.cli.answer import Answer
+from minitrain.cli.command import Answer
 
 EXAMPLES = {
     "the last lines of make": "minitrain summary",

@@ -5,8 +5,8 @@ from one_line import refusal
 
 from minitrain.cli import check
 from minitrain.cli.check import ALL
+from minitrain.cli.command import Names
 from minitrain.cli.main import make_parser, run
-from minitrain.cli.parser import Names
 from minitrain.train.config import OPTIMIZERS
 from minitrain.train.precision import PRECISIONS
 

@@ -12,7 +12,8 @@ from torch import nn
 
 import minitrain
 from minitrain.cli.main import run
-from minitrain.cli.shown_words import straggler, times_compared, times_in_words
+from minitrain.cli.recording_words import times_compared
+from minitrain.cli.show import straggler, times_in_words
 from minitrain.core.errors import UserError
 from minitrain.recording.times import TimesCompared
 

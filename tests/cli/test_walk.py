@@ -4,7 +4,7 @@ from itertools import chain
 
 import pytest
 
-from minitrain.cli.walk import walk
+from minitrain.cli.explain import walk
 
 
 def test_numbers_by_hand() -> None:
