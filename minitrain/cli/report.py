@@ -27,8 +27,8 @@ def answer(options: argparse.Namespace) -> Answer:
     """Publish, and name the page."""
     # drawing takes seconds to import: not for --help
     from minitrain.report.publish import publish
+    from minitrain.report.published import result_block
     from minitrain.report.read import Project
-    from minitrain.report.readme import result_block
     from minitrain.report.render import write_marked
 
     data, metrics = Path("data"), Path("metrics")

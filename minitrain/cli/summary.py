@@ -20,7 +20,7 @@ def answer(options: argparse.Namespace) -> Answer:
     """Return the lines, as they are published."""
     # tables take a moment to import: not for --help
     from minitrain.core.params import require_root
-    from minitrain.report.terminal import summary_lines
+    from minitrain.report.published import summary_lines
 
     metrics = Path("metrics")
     if not metrics.is_dir():

@@ -23,7 +23,7 @@ from minitrain.core.files import open_atomic
 from minitrain.report import numbers
 from minitrain.report.checks import MARKS, Mark, in_words
 from minitrain.report.facts import PARTS
-from minitrain.report.studied import BYTES, DISTANCES, LossCurve
+from minitrain.report.studied import BYTES, DISTANCES
 
 KINDS = {".png": "image/png", ".svg": "image/svg+xml"}
 # CSS class of a table cell, by the mark at its start
@@ -153,7 +153,6 @@ _NAMES = {
     "BYTES": BYTES,
     "DISTANCES": DISTANCES,
     "COLORS": COLORS,
-    "LossCurve": LossCurve,
     "NOT_MEASURED": NOT_MEASURED,
     "AGREE_WITHIN": AGREE_WITHIN,
 }

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from minitrain.cli.checks.machine import check_dvc_cache
 from project import git, run_dvc
 
-from minitrain.cli.checks.machine import check_dvc_cache
 from minitrain.cli.private_cache import ENVIRONMENT, is_private, make_private_cache
 from minitrain.core.errors import UserError
 

@@ -33,9 +33,9 @@ from minitrain.core.errors import UserError
 from minitrain.report.checks import Mark, byte_equivalent, outcomes_of
 from minitrain.report.facts import Facts, exposed_comm_pct
 from minitrain.report.publish import lesson_notes, manifest, report, summary
+from minitrain.report.published import summary_lines
 from minitrain.report.render import sentence
 from minitrain.report.studied import Expectation, Mismatch, bare_allreduce
-from minitrain.report.terminal import summary_lines
 
 # of a run without calibration, or without observed last gradients
 UNSPLIT = {"forward_ms": 20.0, "backward_ms": 75.0, "step_ms": 95.0}

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from report_inputs import facts, ladder_of, on_two_hosts, provenance_of, published
 
-from minitrain.report.readme import result_block
+from minitrain.report.published import result_block
 from minitrain.report.render import write_marked
 
 MARKED = "T\n<!-- result -->\nold\n<!-- /result -->\n"

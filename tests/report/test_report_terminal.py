@@ -15,7 +15,7 @@ from minitrain.core.errors import UserError
 from minitrain.core.files import write_json
 from minitrain.report.breach import refuse
 from minitrain.report.facts import Facts
-from minitrain.report.terminal import summary_lines
+from minitrain.report.published import summary_lines
 
 WITNESSED = "proven: bits of a one-process replay, a witness agrees"
 
