@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 from bugs import BUGS
 from diagrams import pictures
-from minitrain.cli.walk import walk
 from pages import Block, blocks, edit, pages_of, without_fences
 from project import PARAMS_FILE, ROOT, run_in
 from ruamel.yaml import YAML
@@ -23,7 +22,7 @@ from test_house import DOORS, MAY_IMPORT
 
 import minitrain
 from minitrain.analysis.verdicts import VERDICTS
-from minitrain.cli.explain import in_words
+from minitrain.cli.explain import in_words, walk
 from minitrain.cli.main import make_parser
 from minitrain.report.checks import RUNGS
 from minitrain.sync.catalog import STRATEGIES
