@@ -1,4 +1,4 @@
-"""The walk: every number in it worked out again, by hand where that is short."""
+"""The walk of `minitrain explain`: its numbers, computed by hand."""
 
 from itertools import chain
 
