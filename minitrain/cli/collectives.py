@@ -5,6 +5,7 @@ They, their sums, products and averages fit all types without rounding. A type t
 collective refuses is unsupported, which is not wrong.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -81,7 +82,7 @@ class Member:
         """Return the elements of all ranks, one rank after the other."""
         return [v for r in range(self.size) for v in self.sent(PER_RANK, r)]
 
-    def empty(self, count: int = PER_RANK) -> Tensor:
+    def empty(self, count: int) -> Tensor:
         """Return a receive buffer of a value that no answer has, except for bool."""
         return torch.full((count,), 99, dtype=self.dtype)
 
@@ -91,8 +92,8 @@ class Member:
 
     @property
     def reduce_op(self) -> Any:
-        """The reduce operation of torch."""
-        return OPS[self.op][0]
+        """The reduce operation of torch; None without one."""
+        return OPS[self.op][0] if self.op else None
 
     @property
     def whole(self) -> int:
@@ -100,106 +101,75 @@ class Member:
         return PER_RANK * self.size
 
 
-# what a rank received, and the known answer
-Outcome = tuple[Tensor, list[Any]]
-
-
-def _all_reduce(at: Member) -> Outcome:
-    got = at.tensor(at.sent(5))
-    dist.all_reduce(got, at.reduce_op, group=at.group)
-    return got, at.reduced(5)
-
-
-def _reduce(at: Member) -> Outcome:
-    got = at.tensor(at.sent(5))
-    dist.reduce(got, 0, at.reduce_op, group=at.group)
-    return (got, at.reduced(5)) if at.rank == 0 else (got[:0], [])
-
-
-def _reduce_scatter_tensor(at: Member) -> Outcome:
-    got, sent = at.empty(), at.tensor(at.sent(at.whole))
-    dist.reduce_scatter_tensor(got, sent, at.reduce_op, group=at.group)
-    return got, at.mine(at.reduced(at.whole))
-
-
-def _reduce_scatter(at: Member) -> Outcome:
-    got, sent = at.empty(), at.tensor(at.sent(at.whole))
-    dist.reduce_scatter(got, [*sent.split(PER_RANK)], at.reduce_op, group=at.group)
-    return got, at.mine(at.reduced(at.whole))
-
-
-def _broadcast(at: Member) -> Outcome:
-    got = at.tensor(at.sent(5))
-    dist.broadcast(got, 0, group=at.group)
-    return got, at.sent(5, 0)
-
-
-def _all_gather(at: Member) -> Outcome:
-    got = [at.empty() for _ in range(at.size)]
-    dist.all_gather(got, at.tensor(at.sent(PER_RANK)), group=at.group)
-    return torch.cat(got), at.gathered()
-
-
-def _all_gather_into_tensor(at: Member) -> Outcome:
-    got, sent = at.empty(at.whole), at.tensor(at.sent(PER_RANK))
-    dist.all_gather_into_tensor(got, sent, group=at.group)
-    return got, at.gathered()
-
-
-def _gather(at: Member) -> Outcome:
-    root, sent = at.rank == 0, at.tensor(at.sent(PER_RANK))
-    got = [at.empty() for _ in range(at.size)]
-    dist.gather(sent, got if root else None, 0, group=at.group)
-    return (torch.cat(got), at.gathered()) if root else (sent[:0], [])
-
-
-def _scatter(at: Member) -> Outcome:
-    got, parts = at.empty(), at.tensor(at.sent(at.whole))
-    sent = [*parts.split(PER_RANK)] if at.rank == 0 else None
-    dist.scatter(got, sent, 0, group=at.group)
-    return got, at.mine(at.sent(at.whole, 0))
-
-
-def _all_to_all_single(at: Member) -> Outcome:
-    got, sent = at.empty(at.whole), at.tensor(at.sent(at.whole))
-    dist.all_to_all_single(got, sent, group=at.group)
-    held = [at.sent(at.whole, rank) for rank in range(at.size)]
-    return got, [value for values in held for value in at.mine(values)]
-
-
-def _send_and_recv(at: Member) -> Outcome:
-    if at.rank != 0:
-        dist.send(at.tensor(at.sent(PER_RANK)), 0, group=at.group)
-        return at.empty(0), []
-    got = [at.empty() for _ in range(1, at.size)]
-    for rank, part in enumerate(got, start=1):
-        dist.recv(part, rank, group=at.group)
-    return torch.cat(got), at.gathered()[PER_RANK:]
-
-
-# collectives that combine elements, with each operation; those that only move them
-REDUCING = (_all_reduce, _reduce, _reduce_scatter, _reduce_scatter_tensor)
+# tried with each operation
+REDUCING = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor")
 MOVING = (
-    _broadcast,
-    _all_gather,
-    _all_gather_into_tensor,
-    _gather,
-    _scatter,
-    _all_to_all_single,
-    _send_and_recv,
+    "broadcast",
+    "all_gather",
+    "all_gather_into_tensor",
+    "gather",
+    "scatter",
+    "all_to_all_single",
+    "send_and_recv",
 )
+
+
+def _call(at: Member, collective: str) -> tuple[Tensor, list[Any]]:
+    # what the rank received, and the known answer; rank 0 is the root
+    size, whole, group, op = at.size, at.whole, at.group, at.reduce_op
+    five, part = at.tensor(at.sent(5)), at.tensor(at.sent(PER_RANK))
+    parts, is_root = at.tensor(at.sent(whole)), at.rank == 0
+    got, pieces = at.empty(PER_RANK), [at.empty(PER_RANK) for _ in range(size)]
+    match collective:
+        case "all_reduce":
+            dist.all_reduce(five, op, group=group)
+            return five, at.reduced(5)
+        case "reduce":
+            dist.reduce(five, 0, op, group=group)
+            return (five, at.reduced(5)) if is_root else (five[:0], [])
+        case "reduce_scatter":
+            dist.reduce_scatter(got, [*parts.split(PER_RANK)], op, group=group)
+            return got, at.mine(at.reduced(whole))
+        case "reduce_scatter_tensor":
+            dist.reduce_scatter_tensor(got, parts, op, group=group)
+            return got, at.mine(at.reduced(whole))
+        case "broadcast":
+            dist.broadcast(five, 0, group=group)
+            return five, at.sent(5, 0)
+        case "all_gather":
+            dist.all_gather(pieces, part, group=group)
+            return torch.cat(pieces), at.gathered()
+        case "all_gather_into_tensor":
+            got = at.empty(whole)
+            dist.all_gather_into_tensor(got, part, group=group)
+            return got, at.gathered()
+        case "gather":
+            dist.gather(part, pieces if is_root else None, 0, group=group)
+            return (torch.cat(pieces), at.gathered()) if is_root else (part[:0], [])
+        case "scatter":
+            sent = [*parts.split(PER_RANK)] if is_root else None
+            dist.scatter(got, sent, 0, group=group)
+            return got, at.mine(at.sent(whole, 0))
+        case "all_to_all_single":
+            got = at.empty(whole)
+            dist.all_to_all_single(got, parts, group=group)
+            return got, [v for r in range(size) for v in at.mine(at.sent(whole, r))]
+    # send and receive
+    if not is_root:
+        dist.send(part, 0, group=group)
+        return part[:0], []
+    for rank in range(1, size):
+        dist.recv(pieces[rank], rank, group=group)
+    return torch.cat(pieces[1:]), at.gathered()[PER_RANK:]
 
 
 def probe_all(group: Any) -> Iterator[Probe]:
     """Try every collective, operation and type on ``group``, in all of its ranks."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
-    calls = [(call, op) for call in REDUCING for op in OPS]
-    calls += [(call, "") for call in MOVING]
-    for call, op in calls:
-        for dtype in DTYPES:
-            verdict, detail = _try(call, Member(group, rank, size, dtype, op))
-            names = call.__name__.removeprefix("_"), op, str(dtype).partition(".")[2]
-            yield Probe(*names, size, verdict, detail)
+    calls = [*itertools.product(REDUCING, OPS), *((name, "") for name in MOVING)]
+    for (name, op), dtype in itertools.product(calls, DTYPES):
+        verdict, detail = _try(name, Member(group, rank, size, dtype, op))
+        yield Probe(name, op, str(dtype).partition(".")[2], size, verdict, detail)
 
 
 def worst(probes: Iterable[Probe]) -> Probe:
@@ -208,9 +178,9 @@ def worst(probes: Iterable[Probe]) -> Probe:
     return max(probes, key=lambda probe: gravity.index(probe.verdict))
 
 
-def _try(call: Callable[[Member], Outcome], at: Member) -> tuple[ProbeVerdict, str]:
+def _try(collective: str, at: Member) -> tuple[ProbeVerdict, str]:
     try:
-        got, expected = call(at)
+        got, expected = _call(at, collective)
     except Exception as error:
         return "unsupported", str(error).strip().splitlines()[0]
     if got.tolist() == expected:
