@@ -2,7 +2,7 @@
 
 MODEL is FILE.py:NAME or module:NAME, a function that returns a new torch.nn.Module: the
 build(model, vocab_size) of the pipeline, or one without arguments. It is trained for a
-few steps with several processes, replayed by one, and worked out once more by a
+few steps with several processes, replayed by one, and checked by an independent
 witness. Models of Hugging Face's convention (input_ids and labels in, .loss out) with
 256 tokens or more need nothing else: they read the bytes of a text, by default those of
 their own file. Others bring --batches and --loss.
@@ -33,15 +33,15 @@ EXAMPLES = {
     "another one brings what it reads, and its loss": (
         "minitrain check net.py:build --batches net.py:batches --loss net.py:loss"
     ),
-    "a smaller one, held to what another strategy promises": (
+    "a smaller one, with another strategy": (
         "minitrain check my_model.py:build --arg n_embd=32 --sync flat"
     ),
 }
-# those of minitrain/train, which imports torch: it takes seconds, and not for --help
+# as in minitrain/train, which imports torch: too slow for --help
 OPTIMIZERS = ("adamw", "sgd")
 PRECISIONS = ("float32", "bf16", "fp16")
 ALL = "all"
-# arguments of a check that are options here
+# arguments of check_data_parallel that are options here
 OPTIONS = re.compile(r"\bworld_size\b|^steps\b|^timeout_s\b")
 
 
@@ -76,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def answer(options: argparse.Namespace) -> Answer:
-    """Climb the ladder of every strategy that was asked for."""
+    """Check the model with one strategy, or with all."""
     begun = time.monotonic()
     try:
         given, shortened = _given(options)
@@ -107,7 +107,7 @@ def _by_option(line: str, options: argparse.Namespace) -> str:
 
 
 def holds(ladders: "dict[str, Ladder]") -> bool:
-    """Return whether each is proven, or undecided where no bits are promised."""
+    """Return whether each is proven, or undecided if its strategy promises no bits."""
     return bool(ladders) and all(
         ladder.holds
         or (
@@ -138,7 +138,7 @@ def _climb(
 
 
 def _announced(options: argparse.Namespace, steps: int) -> str:
-    # what takes seconds to minutes
+    # the check takes seconds to minutes
     ranks = plural(options.world_size, "process", "processes")
     text = (
         f"training {plural(steps, 'step')} with {ranks}, and again with one; a witness "
@@ -150,7 +150,7 @@ def _announced(options: argparse.Namespace, steps: int) -> str:
 
 
 def _given(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
-    # arguments of a check, and how its text was shortened, if it was
+    # arguments of check_data_parallel, and how the text was shortened, if it was
     from minitrain.check.import_target import find, find_factory
     from minitrain.check.text_batches import STEPS, reading_for, text_batches
 

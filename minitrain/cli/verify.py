@@ -168,7 +168,7 @@ def runs_in_words(found: "RunsCompared") -> str:
 
 
 def folders_in_words(found: "FoldersCompared") -> str:
-    """Return what differs between two folders; a line for each state and file."""
+    """Return the differences between two folders, a line for each state and file."""
     compared = [*found.states.values(), *found.files.values()]
     count = plural(len(compared), "state or file", "states and files")
     lines = [f"equal: {count}" if found.equal else f"different, of {count}"]
@@ -182,12 +182,12 @@ def folders_in_words(found: "FoldersCompared") -> str:
 
 
 def in_words(found: "Comparison") -> str:
-    """Return what differs, the most telling first; a line each."""
+    """Return the differences of two states, the most important first; a line each."""
     return as_lines([*_differences(found), *_asides(found)])
 
 
 def _asides(found: "Comparison") -> Iterator[str]:
-    """Return clauses on what is no difference."""
+    # clauses that do not count as differences
     for clause in found.said:
         yield f"names: {clause}"
     if found.nan:

@@ -229,10 +229,6 @@ class Facts:
             return False
         return abs(self.left_by_account - self.of_ceiling.ratio) <= AGREE_WITHIN
 
-    def is_zero(self, part: str) -> bool:
-        """Return whether the interval of a component includes zero."""
-        return self.interval(self.run, part)[0] <= 0
-
     def interval(self, run: str, part: str) -> tuple[float, float]:
         """Return the 5-95 % interval of a component's mean over all ranks, in ms."""
         table = self.account
@@ -303,11 +299,6 @@ class Facts:
         """One column of losses per run, over their common steps."""
         curves = [t.set_index("step")["loss"] for t in self.losses.values()]
         return pd.concat(curves, axis="columns", join="inner", keys=[*self.losses])
-
-    @property
-    def losses_apart(self) -> float:
-        """Largest difference between the losses of two runs at a step."""
-        return most_apart(self.common_losses)
 
 
 def strategy_name(sync: str) -> str:

@@ -21,8 +21,8 @@ from minitrain.analysis.account import AGREE_WITHIN
 from minitrain.analysis.busy import NOT_MEASURED
 from minitrain.core.files import open_atomic
 from minitrain.report import numbers
-from minitrain.report.checks import MARKS, Mark, in_words
-from minitrain.report.facts import PARTS
+from minitrain.report.checks import MARKS, TEMPLATES, Mark, in_words
+from minitrain.report.facts import PARTS, most_apart
 from minitrain.report.studied import BYTES, DISTANCES
 
 KINDS = {".png": "image/png", ".svg": "image/svg+xml"}
@@ -136,7 +136,7 @@ class _Renderer(RendererHTML):
 
 
 _LAYOUT: dict[str, Any] = {
-    "loader": FileSystemLoader(Path(__file__).parent / "templates"),
+    "loader": FileSystemLoader(TEMPLATES),
     "undefined": StrictUndefined,
     "trim_blocks": True,
     "lstrip_blocks": True,
@@ -148,6 +148,7 @@ _PLAIN = Environment(**_LAYOUT)
 _NAMES = {
     **vars(numbers),
     "PARTS": PARTS,
+    "most_apart": most_apart,
     "check_in_words": in_words,
     "MARKS": MARKS,
     "BYTES": BYTES,

@@ -83,8 +83,6 @@ def test_shares_are_those_of_the_account() -> None:
     # the ceiling says 16.4 / 19 = 0.863: within 5 % of a step
     assert f.account_agrees
     assert not with_account(f, wait_ms=15.0).account_agrees
-    assert with_interference(f, -1.0).is_zero("interference_ms")
-    assert not with_interference(f, 0.5).is_zero("interference_ms")
     assert f.is_split
     assert not with_parts(f, UNSPLIT).is_split
     assert with_parts(f, {"step_ms": None}).shares == {}
