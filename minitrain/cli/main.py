@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command and return its exit code; raises UserError for wrong arguments."""
+    """Run one command and return its exit code; wrong arguments raise UserError."""
     parser = make_parser()
     own, command = [*arguments], []
     if own[:1] == ["record"] and "--" in own:
