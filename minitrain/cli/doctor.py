@@ -52,8 +52,9 @@ class Examination:
     @property
     def ok(self) -> bool:
         """True if collectives were probed and nothing is wrong."""
-        verdicts = [one.verdict for one in (*self.checks, *self.probes)]
-        return bool(self.probes) and "wrong" not in verdicts
+        verdicts = [check.verdict for check in self.checks]
+        answers = [probe.verdict for probe in self.probes]
+        return bool(answers) and "wrong" not in [*verdicts, *answers]
 
 
 def answer(options: argparse.Namespace) -> Answer:
