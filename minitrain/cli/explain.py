@@ -36,8 +36,8 @@ def walk() -> dict[str, Any]:
     """Take the first step of the first epoch, with four ranks and with one process.
 
     The model is y = weight * x. Sample i is x = i + 1 with the target 2 x, so at weight
-    1 its gradient is that of (x - 2 x)^2: minus 2 x^2. ``alone`` is the weight of a
-    rank that did not communicate, ``summed_...`` belong to gradients that were added
+    1 the gradient of (x - 2 x)^2 is minus 2 x^2. ``alone`` is the weight of a rank that
+    did not communicate, ``summed_...`` belong to gradients that were added
     and not averaged: two classic mistakes.
     """
     from minitrain.comm.ring import ring_sum

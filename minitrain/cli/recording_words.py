@@ -83,8 +83,8 @@ def recordings_in_words(found: "RecordingsCompared") -> str:
     lines += [f"no difference by itself: {line}" for line in (*resumed, *found.asides)]
     if found.verdict == "undecided" and found.first and found.first.twin_decides:
         lines.append(
-            "a twin tells: run A once more with MINITRAIN_TWIN=1 into another folder, "
-            "then --twin FOLDER"
+            "to decide, record A with MINITRAIN_TWIN=1 into another folder and pass it "
+            "as --twin FOLDER"
         )
     return as_lines(lines)
 

@@ -125,7 +125,7 @@ def test_what_is_undecided_asks_for_a_twin(
     runs: dict[str, str], tmp_path: Path
 ) -> None:
     """Not one of 16 bits, which the start of a twin does not show."""
-    twin = "a twin tells: run A once more with MINITRAIN_TWIN=1"
+    twin = "to decide, record A with MINITRAIN_TWIN=1"
     b = record(tmp_path / "b", steps=12, every=5, world_size=2, autocast=True)
     lines = recordings_in_words(compare_recordings(Path(runs["a"]), b)).splitlines()
     assert lines[0].startswith("undecided at step 0: gradients, tensor ")
