@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minitrain.cli.command import Answer, Names
+from minitrain.cli.command import Answer
 from minitrain.core.errors import Mistakes, UserError, lines_of
 from minitrain.core.printable import as_lines, note
 from minitrain.core.progress import progress
@@ -37,12 +37,9 @@ EXAMPLES = {
         "minitrain check my_model.py:build --arg n_embd=32 --sync flat"
     ),
 }
-# as in minitrain/train, which imports torch: too slow for --help
-OPTIMIZERS = ("adamw", "sgd")
-PRECISIONS = ("float32", "bf16", "fp16")
 ALL = "all"
 # arguments of check_data_parallel that are options here
-OPTIONS = re.compile(r"\bworld_size\b|^steps\b|^timeout_s\b")
+OPTIONS = re.compile(r"\bworld_size\b|^(steps|timeout_s|sync|optimizer|precision)\b")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,11 +61,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ):
         add(f"--{name}", metavar="NAME", help=f"FILE.py:NAME of {name}{what}")
     add("--world-size", type=int, default=2, metavar="W", help="processes (2)")
-    strategies = Names([ALL, *STRATEGIES])
     what = "a strategy, all of them, or package.module:Class (ddp)"
-    add("--sync", default="ddp", choices=strategies, metavar="NAME", help=what)
-    add("--optimizer", default="adamw", choices=OPTIMIZERS, help="(adamw)")
-    add("--precision", default="float32", choices=PRECISIONS, help="(float32)")
+    add("--sync", default="ddp", metavar="NAME", help=what)
+    what = "adamw or sgd (adamw)"
+    add("--optimizer", default="adamw", metavar="NAME", help=what)
+    what = "float32, bf16 or fp16 (float32)"
+    add("--precision", default="float32", metavar="NAME", help=what)
     what = "steps, at least 2 (3; 2 of a large model that reads text)"
     add("--steps", type=int, metavar="N", help=what)
     add("--batch-size", type=int, default=8, metavar="B", help="lines a batch (8)")

@@ -46,10 +46,3 @@ class Parser(argparse.ArgumentParser):
         raise UserError(
             f"{name} = {value!r}: must be one of {', '.join(allowed)}{near}"
         )
-
-
-class Names(tuple[str, ...]):
-    """Choices of an option that also accepts ``package.module:Class``."""
-
-    def __contains__(self, value: object) -> bool:
-        return ":" in str(value) or super().__contains__(value)

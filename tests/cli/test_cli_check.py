@@ -247,6 +247,12 @@ MISTAKES = [
         "loss = 3: must be callable",
     ),
     (["my_model.py:build", "--world-size", "1"], "--world-size = 1: must be greater"),
+    (["my_model.py:build", "--sync", "zero"], "--sync = 'zero': must be one of ddp, "),
+    (
+        ["my_model.py:build", "--optimizer", "adam"],
+        "--optimizer = 'adam': must be 'adamw' or 'sgd' (did you mean adamw?)",
+    ),
+    (["my_model.py:build", "--precision", "fp8"], "--precision = 'fp8': must be '"),
     (
         ["my_model.py:build", "--world-size", "9"],
         "batches[0]: 8 samples cannot be cut into 9 parts (--world-size or logical_",

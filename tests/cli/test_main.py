@@ -9,13 +9,7 @@ import pytest
 from one_line import refusal
 from waiting import GENEROUS_S
 
-from minitrain.cli import check
-from minitrain.cli.command import Names
-from minitrain.cli.main import COMMANDS, make_parser, run
-from minitrain.train.config import OPTIMIZERS
-from minitrain.train.precision import PRECISIONS
-
-MODEL = ["check", "my_model.py:build"]
+from minitrain.cli.main import COMMANDS, run
 
 
 def test_without_arguments_there_are_examples(
@@ -67,10 +61,6 @@ MISTAKES = [
         "explain, report, summary (did you mean verify?)",
     ),
     (
-        "check my_model.py:build --optimizer adam",
-        "--optimizer = 'adam': must be one of adamw, sgd (did you mean adamw?)",
-    ),
-    (
         "verify a --strip-prfix=module. b",
         "minitrain verify: --strip-prfix: unknown option (did you mean "
         "--strip-prefix?); see minitrain verify --help",
@@ -104,18 +94,3 @@ MISTAKES = [
 @pytest.mark.parametrize(("line", "message"), MISTAKES)
 def test_mistake_is_one_line_with_what_was_meant(line: str, message: str) -> None:
     assert refusal(run, line.split()) == message
-
-
-def test_misspelt_strategy_gets_the_nearest_and_ones_own_is_accepted() -> None:
-    line = refusal(run, [*MODEL, "--sync", "zero"])
-    assert line.startswith("--sync = 'zero': must be one of all, ddp, ")
-    assert line.endswith(" (did you mean zero1?)")
-    options = make_parser().parse_args([*MODEL, "--sync", "mine:Mine"])
-    assert options.sync == "mine:Mine"
-    assert "mine" not in Names(["ddp"])
-
-
-def test_choices_are_those_of_the_library() -> None:
-    """They are repeated in the command, since the library's need torch."""
-    assert tuple(OPTIMIZERS) == check.OPTIMIZERS
-    assert PRECISIONS == check.PRECISIONS
