@@ -12,20 +12,20 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-# The components of a step, in its order. Backward is not split if the last gradient
-# was not observed (a GPU, fsdp) or no step was calibrated.
-PARTS = (
-    "data_ms",
-    "forward_ms",
-    "backward_ms",
-    "backward_compute_ms",
-    "interference_ms",
-    "wait_ms",
-    "comm_exposed_ms",
-    "other_ms",
-    "optimizer_ms",
-    "optimizer_comm_ms",
-)
+# The components of a step and their display names, in the order of a step. Backward is
+# not split if the last gradient was not observed (a GPU, fsdp), or without calibration.
+PARTS = {
+    "data_ms": "data",
+    "forward_ms": "forward",
+    "backward_ms": "whole backward",
+    "backward_compute_ms": "backward",
+    "interference_ms": "interference",
+    "wait_ms": "wait",
+    "comm_exposed_ms": "exposed communication",
+    "other_ms": "other",
+    "optimizer_ms": "optimizer",
+    "optimizer_comm_ms": "communication of the optimizer",
+}
 # backward pass and reduction: the total, and its two halves
 BACKWARD, TO_LAST, EXPOSED = "backward_ms", "to_last_bucket_ms", "comm_exposed_ms"
 OPTIMIZER_COMM = "optimizer_comm_ms"

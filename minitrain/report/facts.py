@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from minitrain.analysis.account import AGREE_WITHIN, ALL_RANKS
+from minitrain.analysis.account import AGREE_WITHIN, ALL_RANKS, PARTS
 from minitrain.analysis.busy import why_busy
 from minitrain.analysis.comparison import Comparison, Rounds
 from minitrain.core.arms import BaselineArm, Kind, baseline_arms
@@ -20,19 +20,6 @@ from minitrain.report.checks import NOT_RUN, QUESTIONS, Mark, Outcome, outcomes_
 from minitrain.report.numbers import plural
 from minitrain.report.studied import WHOLE, Hosts, Ladder, bare_allreduce
 
-# display names of the components of a step account, in the order of a step
-PARTS = {
-    "data_ms": "data",
-    "forward_ms": "forward",
-    "backward_ms": "whole backward",
-    "backward_compute_ms": "backward",
-    "interference_ms": "interference",
-    "wait_ms": "wait",
-    "comm_exposed_ms": "exposed communication",
-    "other_ms": "other",
-    "optimizer_ms": "optimizer",
-    "optimizer_comm_ms": "communication of the optimizer",
-}
 # the group of checks that are in no question
 OTHER = "Other checks"
 COMPUTE = ("forward_ms", "backward_compute_ms", "optimizer_ms")

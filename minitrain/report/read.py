@@ -6,12 +6,12 @@ from typing import Any
 
 import pandas as pd
 
-from minitrain.analysis.account import ALL_RANKS
+from minitrain.analysis.account import ALL_RANKS, PARTS
 from minitrain.analysis.comparison import baseline_rounds
 from minitrain.core.files import read_csv, read_json, reading, sha256_file
 from minitrain.core.params import Params
 from minitrain.data.shards import first_texts
-from minitrain.report.facts import PARTS, Facts
+from minitrain.report.facts import Facts
 from minitrain.report.studied import Hosts, Ladder, since_then
 
 

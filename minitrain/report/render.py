@@ -17,12 +17,12 @@ from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
 from markupsafe import Markup
 
-from minitrain.analysis.account import AGREE_WITHIN
+from minitrain.analysis.account import AGREE_WITHIN, PARTS
 from minitrain.analysis.busy import NOT_MEASURED
 from minitrain.core.files import open_atomic
 from minitrain.report import numbers
 from minitrain.report.checks import MARKS, TEMPLATES, Mark, in_words
-from minitrain.report.facts import PARTS, most_apart
+from minitrain.report.facts import most_apart
 from minitrain.report.studied import BYTES, DISTANCES
 
 KINDS = {".png": "image/png", ".svg": "image/svg+xml"}

@@ -15,9 +15,9 @@ from report_inputs import facts, proven, published
 from ruamel.yaml import YAML
 from test_docs import STAGES, written_by
 
-from minitrain.analysis.account import ALL_RANKS
+from minitrain.analysis.account import ALL_RANKS, PARTS
 from minitrain.core.files import write_json
-from minitrain.report.facts import PARTS, Facts
+from minitrain.report.facts import Facts
 from minitrain.report.pictures import PART_COLORS
 from minitrain.report.publish import summary
 
