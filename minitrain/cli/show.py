@@ -187,36 +187,17 @@ def _bar(of: dict[str, Any], longest: float) -> list[dict[str, Any]]:
 
 
 def _losses(shown: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    # points and ticks in the unit square, with y downwards
-    curves = {
-        one["folder"]: [
-            (point["step"], point["loss"])
-            for point in one["losses"]
-            if isfinite(point["loss"])
-        ]
-        for one in shown
-    }
-    points = [point for curve in curves.values() for point in curve]
-    if not points:
+    curves = []
+    for one in shown:
+        points = [(point["step"], point["loss"]) for point in one["losses"]]
+        finite = [(step, loss) for step, loss in points if isfinite(loss)]
+        if finite:
+            curves.append({"folder": one["folder"], "points": finite})
+    steps, losses = (
+        [point[axis] for curve in curves for point in curve["points"]]
+        for axis in (0, 1)
+    )
+    if not curves:
         return {"curves": []}
-    steps, losses = zip(*points, strict=True)
     first, last, low, high = min(steps), max(steps), min(losses), max(losses)
-    width, height = (last - first) or 1, (high - low) or 1
-    return {
-        "curves": [
-            {
-                "folder": folder,
-                "points": [
-                    ((x - first) / width, (high - y) / height) for x, y in curve
-                ],
-            }
-            for folder, curve in curves.items()
-            if curve
-        ],
-        "ticks": [
-            {"y": share, "text": f"{high - share * (high - low):.4g}"}
-            for share in (0.0, 0.5, 1.0)
-        ],
-        "first": first,
-        "last": last,
-    }
+    return {"curves": curves, "first": first, "last": last, "low": low, "high": high}
