@@ -210,8 +210,8 @@ def test_all_strategies(
     end = "batch norm normalizes by each rank's own samples"
     for name in few[:3]:
         assert f"; not compared with one process: {end}" in said[name]
-    end = "; not compared with one process: bf16_compress does not promise to stay"
-    assert f"{end} close to one process" in said["bf16_compress"]
+    # compared by its loss
+    assert "one process" not in said["bf16_compress"]
 
 
 def test_factory_of_the_pipeline_serves_as_it_is(model: str) -> None:
