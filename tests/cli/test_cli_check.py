@@ -210,8 +210,13 @@ def test_all_strategies(
     end = "batch norm normalizes by each rank's own samples"
     for name in few[:3]:
         assert f"; not compared with one process: {end}" in said[name]
-    # compared by its loss
+    # compared by its loss, which the next model is not
     assert "one process" not in said["bf16_compress"]
+    own = ["--batches", f"{model}:batches", "--loss", f"{model}:loss"]
+    every[1] = "bf16_compress"
+    assert run(["check", f"{model}:linear", *own, *every]) == 0
+    why = "bf16_compress does not promise to stay close to one process"
+    assert f"; not compared with one process: {why}" in capsys.readouterr().out
 
 
 def test_factory_of_the_pipeline_serves_as_it_is(model: str) -> None:
