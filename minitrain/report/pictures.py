@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
+from minitrain.analysis.account import PARTS
 from minitrain.analysis.busy import NOT_MEASURED
 from minitrain.core.arms import Kind
 from minitrain.report.canvas import (
@@ -21,7 +22,7 @@ from minitrain.report.canvas import (
     canvas,
     save,
 )
-from minitrain.report.facts import PARTS, Facts
+from minitrain.report.facts import Facts
 from minitrain.report.numbers import all_of, ms, plural, thousands
 
 PART_COLORS = {

@@ -36,8 +36,8 @@ def publish(project: Project) -> str:
         UserError: A run was not measured, or a file is damaged.
     """
     params, metrics = load_params(project.params), project.metrics
-    source, why = metrics / "equivalence.json", "no reason is given"
-    equivalence = read_runs(source, params, verdict="undecided", rests_on=why)
+    source = metrics / "equivalence.json"
+    equivalence = read_runs(source, params, "verdict", "rests_on")
     with reading(source):
         require_known_verdicts(equivalence)
     if line := breach_line(equivalence):
@@ -95,6 +95,8 @@ def manifest(f: Facts) -> dict[str, Any]:
         if world_size in f.gloo_world_sizes and not f.busy
     }
     made, timing = f.made, _measured(f, f.run)
+    # relative increase of the step time
+    cost_pct = round(100 * (1 / f.instrument_cost.ratio - 1), 2)
     return {
         "seed": f.seed,
         "lab": "minitrain",
@@ -119,15 +121,15 @@ def manifest(f: Facts) -> dict[str, Any]:
         "threads_per_process": made["threads_per_process"],
         "machine_busy": f.busy,
         "noise_floor": None if f.busy else round(f.against_one.noise_floor, 5),
-        "instrument_cost_pct": None if f.busy else _instrument_cost_pct(f),
+        "instrument_cost_pct": None if f.busy else cost_pct,
         "num_rounds": f.baseline.num_rounds,
         **_over("one_process", f.against_one, f.busy),
         **_over("all_cores", f.against_all_cores, f.busy),
         "torch": f.machine["torch"],
         "machine": dict(f.machine),
         "git_commit": made["git_commit"],
-        "code_sha256": made.get("code_sha256"),
-        "baseline_code_sha256": f.baseline_provenance.get("code_sha256"),
+        "code_sha256": made["code_sha256"],
+        "baseline_code_sha256": f.baseline_provenance["code_sha256"],
         "measured_at": made["measured_at"],
         "baseline_measured_at": f.baseline_provenance["measured_at"],
         "params_sha256": f.params_sha256,
@@ -137,11 +139,6 @@ def manifest(f: Facts) -> dict[str, Any]:
 def lesson_notes(f: Facts) -> str:
     """Return the paragraph that explains why N processes are faster or slower."""
     return f"{sentence('speed_notes', f)} {sentence('account_notes', f)}".strip()
-
-
-def _instrument_cost_pct(f: Facts) -> float:
-    # relative increase of the step time
-    return round(100 * (1 / f.instrument_cost.ratio - 1), 2)
 
 
 def _over(opponent: str, one: Comparison, busy: str | None) -> dict[str, Any]:

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from zoo_digest import LossCurve, digest, loss_curve
 
 from minitrain.core.errors import run_stage
 from minitrain.core.files import read_json, write_json
 from minitrain.report.canvas import BLUE, DPI, ORANGE, WIDTH_IN, canvas, save
-from minitrain.report.studied import LossCurve, digest, loss_curve
 
 STUDY = Path(__file__).resolve().parent
 COLORS = {"breach": BLUE, "not run": "white"}

@@ -19,9 +19,8 @@ from test_house import DOORS, MAY_IMPORT
 
 import minitrain
 from minitrain.analysis.verdicts import VERDICTS
-from minitrain.cli.explain import in_words
+from minitrain.cli.explain import in_words, walk
 from minitrain.cli.main import make_parser
-from minitrain.cli.walk import walk
 from minitrain.report.checks import RUNGS
 from minitrain.sync.catalog import STRATEGIES
 from minitrain.sync.guarantees import GUARANTEES, Guarantees

@@ -11,8 +11,8 @@ from project import ROOT, copy_project, git, load_yaml, run_dvc, run_in
 from report_inputs import facts, proven, published
 from test_docs import STAGES, written_by
 
-from minitrain.analysis.account import ALL_RANKS
-from minitrain.report.facts import PARTS, Facts
+from minitrain.analysis.account import ALL_RANKS, PARTS
+from minitrain.report.facts import Facts
 from minitrain.report.pictures import PART_COLORS
 from minitrain.report.publish import summary
 

@@ -18,11 +18,11 @@ from held_out import errors
 from least_squares import nonnegative
 from project import ROOT, load_yaml
 from test_docs import require_marked, table
+from zoo_digest import digest
 
 from minitrain.core.code_lock import lock_text
 from minitrain.core.provenance import code_sha256
-from minitrain.report.readme import result_block
-from minitrain.report.studied import digest
+from minitrain.report.published import result_block
 from studies import label
 from studies.results import Made, made_by_pipeline, measured_in
 
