@@ -62,8 +62,8 @@ def draw(found: dict[int, list[Comparison]]) -> None:
     y, names = 0, {}
     for size, arms in found.items():
         floor = 1 + arms[0].noise_floor
-        top, said = y, f"global batch {size}"
-        axes.text(-0.02, y, said, **HEADING, transform=axes.get_yaxis_transform())
+        top, heading = y, f"global batch {size}"
+        axes.text(-0.02, y, heading, **HEADING, transform=axes.get_yaxis_transform())
         for one in sorted(arms, key=lambda one: -one.ratio):
             if one.arm_a == RAW:
                 # the reference, at 1
