@@ -19,11 +19,11 @@ from minitrain.report.pictures import draw_account, draw_losses, draw_scaling
 from minitrain.report.read import Project, read_facts, read_runs
 from minitrain.report.render import markdown, sentence, write_page
 
-# headings of the page state the findings, so charts do not repeat them
-TITLES = {
-    "scaling": "Tokens per second by number of processes",
-    "account": "Mean time of a step, by component",
-    "losses": "Loss at each step",
+# sentences that state the findings: the titles of the charts
+HEADLINES = {
+    "scaling": "headline",
+    "account": "account_headline",
+    "losses": "losses_headline",
 }
 TIMES = ("step_p50_ms", "allreduce_p50_ms", "allreduce_p95_ms")
 
@@ -44,16 +44,17 @@ def publish(project: Project) -> str:
         raise EvidenceError(f"breach: {line}")
     f = read_facts(project, params, equivalence)
 
+    titles = {chart: sentence(name, f) for chart, name in HEADLINES.items()}
     with open_atomic(metrics / "overview.svg") as file:
         file.write(draw_overview(f))
     with atomic_path(metrics / "scaling.png") as path:
-        draw_scaling(f, TITLES["scaling"], path)
+        draw_scaling(f, titles["scaling"], path)
     with atomic_path(metrics / "account.png") as path:
         accounts = {f.label(run): of for run, of in f.accounts.items()}
         busy = [f.label(run) for run in f.timing if f.busy_during(run)]
-        draw_account(accounts, TITLES["account"], path, busy)
+        draw_account(accounts, titles["account"], path, busy)
     with atomic_path(metrics / "losses.png") as path:
-        draw_losses(f.losses, TITLES["losses"], path)
+        draw_losses(f.losses, titles["losses"], path)
 
     losses = pd.concat([table.assign(run=run) for run, table in f.losses.items()])
     tables = {"scaling": f.scaling, "losses": losses[["run", "step", "loss"]]}
@@ -63,22 +64,20 @@ def publish(project: Project) -> str:
     write_json(metrics / "manifest.json", manifest(f))
     write_json(metrics / "summary.json", summary(f))
     write_page(report(f), metrics)
-    return sentence("headline", f)
+    return titles["scaling"]
 
 
 def report(f: Facts) -> Markup:
     """Return the one-page report in Markdown; its charts are in the same folder."""
-    names = ("headline", "account_headline", "losses_headline")
     return markdown(
         "report.md",
         f=f,
-        titles=TITLES,
         manifest=manifest(f),
         ladder=f.ladder_study,
         ladder_mismatch=f.ladder_study.mismatch(f.made),
         hosts=f.hosts_study,
         hosts_mismatch=f.hosts_study.mismatch(f.made),
-        **{name: sentence(name, f) for name in names},
+        **{name: sentence(name, f) for name in HEADLINES.values()},
     )
 
 
