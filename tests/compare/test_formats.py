@@ -26,11 +26,9 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from minitrain.cli.main import run
 from minitrain.comm.groups import distributed
-from minitrain.compare.distcp import METADATA
-from minitrain.compare.folders import compare_folders
-from minitrain.compare.names import NAMED
-from minitrain.compare.state_diff import compare_states
-from minitrain.compare.states import State, read_state
+from minitrain.compare.formats import METADATA
+from minitrain.compare.state_diff import compare_folders, compare_states
+from minitrain.compare.states import NAMED, State, read_state
 from minitrain.harness.launcher import launch
 
 # of one process, which is what is wanted

@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from minitrain.compare.names import align
 from minitrain.compare.state_diff import compare_states
-from minitrain.compare.states import State
+from minitrain.compare.states import State, align
 
 MODEL = {"wte": 1.0, "blocks.0.w": 2.0, "blocks.1.w": 3.0}
 
