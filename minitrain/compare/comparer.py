@@ -7,19 +7,21 @@ from dataclasses import dataclass, replace
 from minitrain.compare.align import StepPair, ratio, same_samples, samples
 from minitrain.compare.difference import Cause, Difference, What, Why, why
 from minitrain.compare.distances import Distance, distance
-from minitrain.compare.drift import cause_of_drift, moves, still_in_one
 from minitrain.compare.gradient_causes import cause_in_gradients
-from minitrain.compare.inputs_and_state import (
+from minitrain.compare.resume import Resumed, cause_of, scale_unlike
+from minitrain.compare.step_causes import (
     also_unlike,
     at,
     buffers_unlike,
     cause_in_data,
+    cause_of_drift,
+    moves,
     rates_unlike,
     rest_is_equal,
     settings_unlike,
     state_unlike,
+    still_in_one,
 )
-from minitrain.compare.resume import Resumed, cause_of, scale_unlike
 from minitrain.recording.sketches import common, is_finite, vector
 
 # by how much rounding grows in a step, at most

@@ -19,12 +19,8 @@ from minitrain.compare.align import (
 )
 from minitrain.compare.comparer import StepCompared
 from minitrain.compare.difference import START, Cause, Difference, What, why
-from minitrain.compare.inputs_and_state import (
-    rates_unlike,
-    settings_unlike,
-    state_held,
-)
-from minitrain.compare.resume import between_in, nearest_in
+from minitrain.compare.resume import between_in
+from minitrain.compare.step_causes import rates_unlike, settings_unlike, state_held
 from minitrain.core.errors import UserError
 from minitrain.recording.alarm import Row, in_ranks, lacks
 from minitrain.recording.format import OfRank, Recording, read_recording
@@ -111,8 +107,6 @@ def start_unlike(a: Recording, b: Recording, first: StepCompared) -> Difference 
         return None
     names, named = unlike[pairs[0]], start.named(pairs)
     cause = why(Cause.SEED)
-    if near := nearest_in(a, b):
-        cause = why(Cause.CHECKPOINT, side=near[0], step=near[1])
     between = None if named else between_in(a, b)
     if between:
         side, step, last = between

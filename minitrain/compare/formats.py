@@ -117,6 +117,9 @@ def _leaves(entry: object, name: str = "") -> Iterator[Entry]:
         placed = ", ".join(map(str, part.placements))
         yield f"{name}{PART}", f"part of {tuple(entry.shape)}, placed {placed}"
         return
+    if isinstance(entry, type) and issubclass(entry, Inert):
+        # a class, not an object of it: stand-ins are compared by name
+        entry = entry.path
     inside = [*_inside(entry)]
     if isinstance(entry, Inert) or not inside:
         yield name or "object" if isinstance(entry, Inert) else name, entry

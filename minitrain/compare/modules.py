@@ -7,7 +7,7 @@ from math import isnan, nan
 
 from minitrain.compare.align import StepPair
 from minitrain.compare.comparer import StepCompared
-from minitrain.compare.inputs_and_state import share_apart
+from minitrain.compare.step_causes import share_apart
 from minitrain.recording.alarm import Row, hashes
 
 Call = tuple[str, int]

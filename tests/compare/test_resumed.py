@@ -127,7 +127,7 @@ def test_resumed_run_is_compared_from_where_it_resumes(
         ("random", START, What.OWN, Cause.RANDOM_LOST),
         ("buffers", START, What.BUFFERS, Cause.BUFFERS_LOST),
         ("ema", START, What.ALSO, Cause.ALSO_LOST),
-        ("bits", -1, What.START, Cause.CHECKPOINT),
+        ("bits", -1, What.START, Cause.SEED),
     ],
 )
 def test_part_of_the_state_that_is_not_restored_is_named(
@@ -173,8 +173,9 @@ def test_step_that_was_not_recorded(tmp_path: Path) -> None:
     saved = train(tmp_path / "again", start=6, every=5)
     train(bad, saved, start=6, every=5)
     assert refusal(compare_recordings, a, bad) == (
-        f"{bad}: starts at step 6 of {a}, and no step from there on is in both; record "
-        "with every=1, or resume at a multiple of every"
+        f"{bad}: starts at step 6 of {a}, whose last recorded step is 10, and no step "
+        "from there on is in both; record with every=1, or resume at a multiple of "
+        "every"
     )
 
 
@@ -192,7 +193,7 @@ def test_run_that_may_start_between_recorded_steps_is_undecided(tmp_path: Path) 
     found = compare_recordings(tmp_path / "a", tmp_path / "c")
     assert (found.verdict, found.first and found.first.why.cause) == (
         "different",
-        Cause.CHECKPOINT,
+        Cause.SEED,
     )
 
 
@@ -269,10 +270,7 @@ def test_each_optimizer_is_aligned_by_its_own_steps(tmp_path: Path) -> None:
     [
         ("x", "minitrain verify: argument --from: invalid int value: 'x'"),
         ("-1", "--from = -1: must be at least 0, a step of A at which B starts"),
-        (
-            "12",
-            "starts at step 12 of .*, which ends after step 11, so no step is in both",
-        ),
+        ("12", "starts at step 12 of .*, whose last recorded step is 11, and no step"),
     ],
 )
 def test_bad_step_is_one_line(

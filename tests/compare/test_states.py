@@ -156,9 +156,11 @@ def test_python_objects_are_inert(tmp_path: Path) -> None:
     files = [tmp_path / "a.pt", tmp_path / "b.pt"]
     for number, path in enumerate(files):
         args = argparse.Namespace(lr=0.1, mean=torch.ones(2))
-        torch.save({"w": torch.full((2,), float(number)), "args": args}, path)
+        content = {"w": torch.full((2,), float(number)), "args": args}
+        torch.save(content | {"of": torch.optim.AdamW}, path)
     a, b = map(read_state, files)
     assert a.objects == {"args": "argparse.Namespace"}
+    assert a.values == {"of": "torch.optim.adamw.AdamW"}
     assert sorted(a.tensors) == ["args.mean", "w"]
     found = compare_states(a, b)
     assert (found.equal, found.num_different_tensors) == (False, 1)
