@@ -26,10 +26,7 @@ from minitrain.recording.sketches import common, is_finite, vector
 
 # by how much rounding grows in a step, at most
 GROWTH = 2.0
-OF = {
-    What.GRADIENTS: "the largest gradient",
-    What.PARAMETERS: "how far it has moved",
-}
+OF = {What.GRADIENTS: "the largest gradient", What.PARAMETERS: "how far it has moved"}
 
 
 @dataclass(frozen=True)

@@ -167,10 +167,7 @@ def test_run_with_a_bug(
 
 @pytest.mark.parametrize(
     ("change", "cause"),
-    [
-        ({"learning_rate": 3e-3}, Cause.STEPS),
-        ({"optimizer": "sgd"}, Cause.OPTIMIZER),
-    ],
+    [({"learning_rate": 3e-3}, Cause.STEPS), ({"optimizer": "sgd"}, Cause.OPTIMIZER)],
 )
 def test_other_steps_from_the_same_gradients(
     change: dict[str, Any], cause: Cause, clean: Path, tmp_path: Path

@@ -235,11 +235,7 @@ def test_same_model_by_other_names(
     ("a", "b", "num_tensors"),
     [
         # entries that are left on both sides
-        (
-            under("generator") | {"discriminator.x": 1.0},
-            under("G") | {"D.x": 2.0},
-            3,
-        ),
+        (under("generator") | {"discriminator.x": 1.0}, under("G") | {"D.x": 2.0}, 3),
         # names that begin alike are no entry
         (
             under("model") | under("model2", {"x": 1.0}),
