@@ -1,5 +1,5 @@
-"""Coverage of two recordings: models, start weights, the twin; missing parts, parts
-that are not compared, and expected differences.
+"""Run-level comparison of two recordings: models, start weights, validity of the twin;
+missing steps, values that were not recorded, and expected differences.
 """
 
 from collections import Counter
@@ -26,14 +26,16 @@ from minitrain.recording.alarm import Row, in_ranks, lacks
 from minitrain.recording.format import OfRank, Recording, read_recording
 from minitrain.recording.optimizers import FIRST_STEPS, spacing
 
-# in a header: what may differ between the same computation
+# entries of a header that may differ for the same computation
 MAY_DIFFER = ("world_size", "every", "torch", "threads", "device")
 
 
 def read_twin(a: Recording, folder: Path) -> Recording:
-    """Read the recording in ``folder``; UserError where it is no twin of ``a``. One
-    that is none would excuse anything: all but the bits of parameters and gradients
-    must be that of the run itself.
+    """Read the twin of ``a`` in ``folder``.
+
+    Raises:
+        UserError: it differs from ``a`` in more than the bits of parameters and
+            gradients, so it could excuse a fault.
     """
     twin = read_recording(folder)
     if not header(twin)["twin"]:
@@ -49,7 +51,7 @@ def read_twin(a: Recording, folder: Path) -> Recording:
 
 
 def _no_twin(a: Recording, twin: Recording) -> Iterator[str]:
-    # what a twin of ``a`` would not have, the first before all else
+    # reasons why it is no twin of ``a``
     if twin.world_size != a.world_size:
         yield f"world_size {twin.world_size}, not {a.world_size}"
     if header(a)["parameters"] != header(twin)["parameters"]:
@@ -67,7 +69,7 @@ def _no_twin(a: Recording, twin: Recording) -> Iterator[str]:
 
 
 def models_unlike(a: Row, b: Row) -> Difference | None:
-    """Return where the models of two headers do not have the same parameters."""
+    """Return the difference between the parameters of two models, if any."""
     ours, theirs = a["parameters"], b["parameters"]
     shared = [name for name in ours if name in theirs]
 
@@ -92,8 +94,9 @@ def models_unlike(a: Row, b: Row) -> Difference | None:
 
 
 def start_unlike(a: Recording, b: Recording, first: StepCompared) -> Difference | None:
-    """Return where the start weights differ by more than rounding: then so do the
-    parameters after the ``first`` step. Not sure where one run may resume the other.
+    """Return the difference in start weights, if it is more than rounding, so that the
+    parameters after the ``first`` step differ, too. Not sure if one run may resume the
+    other.
     """
     heads = [{rank: one.header for rank, one in r.ranks.items()} for r in (a, b)]
     start = RankPairs(heads[0], heads[1], (a.world_size, b.world_size))
@@ -123,7 +126,7 @@ def _unlike_names(a: Mapping[str, str], b: Mapping[str, str]) -> list[str]:
 
 
 def broken_in(side: str, mine: Recording, other: Recording) -> list[str]:
-    """Return how ``mine``, which is ``side``, is not whole."""
+    """Return the ways in which the recording ``mine`` is not complete."""
     missing = mine.missing
     broken = [f"{side} {lacks(missing, mine.folder)}"] if missing else []
     early = [rank for rank, one in mine.ranks.items() if one.end is None]
@@ -136,15 +139,15 @@ def broken_in(side: str, mine: Recording, other: Recording) -> list[str]:
         broken.append(f"{side} ends early{which}: nothing after step {last}")
     if mine.world_size != other.world_size:
         whole = [*mine.ranks.values()]
-        # ranks that did less than another one, and ended
+        # ranks that ended after fewer steps than another one
         less = [r for r, one in mine.ranks.items() if one.end and _more(whole, [one])]
         broken += [f"{side} has fewer steps on {in_ranks(less)}"] if less else []
     return broken
 
 
 def only_in(mine: Recording, other: Recording) -> list[str]:
-    """Return what ``other`` should have as well: rank by rank, or where there are not
-    as many, all ranks together.
+    """Return the steps of ``mine`` that ``other`` should have as well: rank by rank, or
+    for all ranks together if the world sizes differ.
     """
     pairs = [(0, [*mine.ranks.values()], [*other.ranks.values()])]
     if mine.world_size == other.world_size:
@@ -161,15 +164,15 @@ def only_in(mine: Recording, other: Recording) -> list[str]:
 
 
 def _more(mine: Sequence[OfRank], other: Sequence[OfRank]) -> list[str]:
-    # what these ranks did, and the others should have done as well
+    # steps of these ranks that the others should have made and recorded
     every, first = other[0].header["every"], other[0].header.get("first", {})
     recorded = [{key for one in ranks for key in one.steps} for ranks in (mine, other)]
-    # a resumed run is thinned out by steps of its own
+    # a resumed run decides by its own number of a step if it is recorded
     steps = {(step, step - first.get(n, 0)) for n, step in recorded[0] - recorded[1]}
     due = {s for s, own in steps if own < FIRST_STEPS or own % spacing(own, every) == 0}
     if due:
         return [f"step {step}" for step in sorted(due)]
-    # of each optimizer, the most that a rank has
+    # the largest number of steps of a rank, by optimizer
     counts, others = _ends(mine), _ends(other)
     return [
         f"{count - others[key]} steps after the first {others[key]}"
@@ -184,7 +187,7 @@ def _ends(ranks: Sequence[OfRank]) -> Counter[str]:
 
 
 def unseen_in(a: Recording, b: Recording, places: Sequence[StepPair]) -> list[str]:
-    """Return what was not recorded, and so is not compared."""
+    """Return lines on values that were not recorded, so are not compared."""
     said = []
     ends = [one.end for r in (a, b) for one in r.ranks.values() if one.end is not None]
     blind = any("parameters" not in end for end in ends)
@@ -195,7 +198,7 @@ def unseen_in(a: Recording, b: Recording, places: Sequence[StepPair]) -> list[st
         rows = [row for p in here for side in (p.a, p.b) for row in side.values()]
         if not any(row["gradients"] for row in rows):
             said.append(f"no gradients{of} were recorded, so none are compared")
-        # of ranks that ended; others are not whole
+        # ranks without an end are not complete
         count = max((end["steps"].get(str(number), 0) for end in ends), default=0)
         if blind and count > last + 1:
             said.append(f"what came after step {last}{of} was not recorded")
@@ -211,7 +214,7 @@ def unseen_in(a: Recording, b: Recording, places: Sequence[StepPair]) -> list[st
 
 
 def asides_of(a: Recording, b: Recording) -> list[str]:
-    """Return what is no difference, and yet to be known."""
+    """Return lines on expected differences."""
     heads = header(a), header(b)
     ours, theirs = (
         {key: head.get(key) for key in MAY_DIFFER}
@@ -234,7 +237,7 @@ def asides_of(a: Recording, b: Recording) -> list[str]:
 
 
 def _divided(side: str, recording: Recording) -> list[str]:
-    # where ranks keep a part of the optimizer's state each: what is compared
+    # whether each rank holds a part of the optimizer's state
     for key in keys_of(recording):
         rows = rows_at(recording, key)
         held = state_held(rows)
