@@ -74,8 +74,9 @@ def test_the_end_of_equal_runs(
     tmp_path: Path, steps: int, end: str, marks: str
 ) -> None:
     """None, where the last step was recorded."""
-    found = compared(tmp_path, {}, steps=steps)
+    found = compared(tmp_path, {}, steps=steps, world_size=2)
     assert found.verdict == EQUAL
+    assert (found.asides, found.alarms) == ([], {"A": [], "B": []})
     words = recordings_in_words(found)
     assert words.startswith(f"equal bits: 5 recorded steps{end}\n")
     assert f"steps 0 to 20{end}: {marks}  (" in words
