@@ -19,7 +19,7 @@ from minitrain.compare.align import (
 )
 from minitrain.compare.comparer import StepCompared
 from minitrain.compare.difference import START, Cause, Difference, What, why
-from minitrain.compare.resume import between_in
+from minitrain.compare.resume import near_in
 from minitrain.compare.step_causes import rates_unlike, settings_unlike, state_held
 from minitrain.core.errors import UserError
 from minitrain.recording.alarm import Row, in_ranks, lacks
@@ -110,15 +110,18 @@ def start_unlike(a: Recording, b: Recording, first: StepCompared) -> Difference 
         return None
     names, named = unlike[pairs[0]], start.named(pairs)
     cause = why(Cause.SEED)
-    between = None if named else between_in(a, b)
-    if between:
-        side, step, last = between
-        cause = why(Cause.PASSED_OVER, side=side, first=step, last=last)
+    near = None if named else near_in(a, b)
+    is_open = near is not None and near[1] < near[2]
+    if near:
+        side, step, last = near
+        cause = why(Cause.CHECKPOINT, side=side, step=step)
+        if is_open:
+            cause = why(Cause.PASSED_OVER, side=side, first=step, last=last)
     if named:
         cause = why(Cause.NOT_BROADCAST, ranks=named["ranks"])
     much = f"{len(names)} of {len(start.first[0]['start'])} tensors are unlike"
-    sure = between is None
-    return Difference(START, What.START, cause, much, names[0], sure=sure, **named)
+    named["sure"] = not is_open
+    return Difference(START, What.START, cause, much, names[0], **named)
 
 
 def _unlike_names(a: Mapping[str, str], b: Mapping[str, str]) -> list[str]:

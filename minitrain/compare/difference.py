@@ -39,6 +39,10 @@ class Cause(Enum):
     MODEL = "another model"
     TIED = "{tensor} is tied to {other} in {side} alone"
     SEED = "another seed, or another checkpoint (one kept in 16 bits?)"
+    CHECKPOINT = (
+        "another checkpoint (kept in 16 bits?), of no recorded step; {side} starts "
+        "nearest to step {step} of the other run"
+    )
     PASSED_OVER = (
         "another checkpoint, or {side} resumes the other run between its recorded "
         "steps {first} and {last} (record with every=1 to decide)"

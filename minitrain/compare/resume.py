@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise, takewhile
+from operator import itemgetter
 
 from minitrain.compare.align import Rows, StepPair, keys_of, rows_at, samples
 from minitrain.compare.difference import Cause, Difference, What, Why, why
@@ -65,10 +66,12 @@ def resumed_in(a: Recording, b: Recording, start: int | None = None) -> Resumed 
     return None
 
 
-def between_in(a: Recording, b: Recording) -> tuple[str, int, int] | None:
+def near_in(a: Recording, b: Recording) -> tuple[str, int, int] | None:
     """Return which recording may start between two recorded steps of the other, and the
-    two steps: its start is at neither, and near the way between them.
+    two steps: its start is at neither, and near the way between them. Without one,
+    return which starts near a later step of the other, and twice the step.
     """
+    nearest = None
     for side, late, straight in (("B", b, a), ("A", a, b)):
         first = late.ranks[min(late.ranks)].steps.get((0, 0))
         one = straight.ranks[min(straight.ranks)]
@@ -87,7 +90,10 @@ def between_in(a: Recording, b: Recording) -> tuple[str, int, int] | None:
                 found.append(((near + far) / way, one_row["step"], two["step"]))
         if found:
             return side, *min(found)[1:]
-    return None
+        gap, row = min(zip(gaps, rows, strict=True), key=itemgetter(0))
+        if nearest is None and 2 * gap < _way(row, rows[0]):
+            nearest = side, row["step"], row["step"]
+    return nearest
 
 
 def _way(a: Row, b: Row) -> float:

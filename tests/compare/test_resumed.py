@@ -127,7 +127,7 @@ def test_resumed_run_is_compared_from_where_it_resumes(
         ("random", START, What.OWN, Cause.RANDOM_LOST),
         ("buffers", START, What.BUFFERS, Cause.BUFFERS_LOST),
         ("ema", START, What.ALSO, Cause.ALSO_LOST),
-        ("bits", -1, What.START, Cause.SEED),
+        ("bits", -1, What.START, Cause.CHECKPOINT),
     ],
 )
 def test_part_of_the_state_that_is_not_restored_is_named(
@@ -193,7 +193,7 @@ def test_run_that_may_start_between_recorded_steps_is_undecided(tmp_path: Path) 
     found = compare_recordings(tmp_path / "a", tmp_path / "c")
     assert (found.verdict, found.first and found.first.why.cause) == (
         "different",
-        Cause.SEED,
+        Cause.CHECKPOINT,
     )
 
 
