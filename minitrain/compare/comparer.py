@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from minitrain.compare.align import StepPair, ratio, same_samples, samples
+from minitrain.compare.align import StepPair, same_samples, samples
 from minitrain.compare.difference import Cause, Difference, What, Why, why
 from minitrain.compare.distances import Distance, distance
 from minitrain.compare.gradient_causes import cause_in_gradients
@@ -14,15 +14,14 @@ from minitrain.compare.step_causes import (
     at,
     buffers_unlike,
     cause_in_data,
-    cause_of_drift,
-    moves,
+    drift_of,
     rates_unlike,
     rest_is_equal,
     settings_unlike,
     state_unlike,
     still_in_one,
 )
-from minitrain.recording.sketches import common, is_finite, vector
+from minitrain.recording.sketches import is_finite
 
 # the largest growth of rounding in a step
 GROWTH = 2.0
@@ -165,13 +164,12 @@ class Comparer:
             return at(place, found.kind, stands, "moves in one alone", **more)
         if found.within and self.before is None:
             return None
-        cause = cause_of_drift(place, self.before, found)
+        cause, share = drift_of(place, self.before, found)
         if not found.within:
             cause = cause or _not_finite(place, found) or why(Cause.OPTIMIZER)
         if cause is None:
             return None
         # steps from equal gradients differ by a unit or two
-        share = self._new_share(place, found)
         sure = cause.sure or exact
         sure = sure or self._beyond_doubt(
             place, share, 0.0, adaptive=not place.trajectory.linear
@@ -214,19 +212,6 @@ class Comparer:
         grown = max(before, limits.unit) * GROWTH ** min(steps, 64)
         coarse = limits.coarse_adaptive if adaptive else limits.coarse
         return not share <= max(coarse, grown)
-
-    def _new_share(self, place: StepPair, found: Distance) -> float:
-        # the distance that the last steps add, as a share of their length
-        if self.before is None:
-            names = common(*(row["parameters"] for row in place.first))
-            a, b = (vector(row, "parameters", names) for row in place.first)
-            size = math.hypot(*place.trajectory.first_move.values())
-            return ratio(float((b - a).norm()), size)
-        moved = moves(place, self.before, found)
-        if moved is None:
-            return found.whole
-        ours, theirs, _ = moved
-        return ratio(float((theirs - ours).norm()), float(ours.norm()))
 
 
 def _hidden(place: StepPair, found: Distance) -> Difference:

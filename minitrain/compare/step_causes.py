@@ -114,43 +114,34 @@ def _same_setting(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-def moves(
-    place: StepPair, before: StepPair, found: Distance
-) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Return the sketches of the last steps of A and B, and of the parameters of A
-    before them; None if a rank was not recorded before.
-    """
-    x, y = found.pairs[0]
-    rows = [place.a[x], before.a.get(x), place.b[y], before.b.get(y)]
-    there = [row for row in rows if row is not None]
-    if len(there) < len(rows):
-        return None
-    names = common(*(row["parameters"] for row in there))
-    now_a, was_a, now_b, was_b = (vector(row, "parameters", names) for row in there)
-    return now_a - was_a, now_b - was_b, was_a
-
-
-def cause_of_drift(
+def drift_of(
     place: StepPair, before: StepPair | None, found: Distance
-) -> Why | None:
+) -> tuple[Why | None, float]:
     """Return why the parameters drift apart, if it is a pattern that rounding does not
-    make: steps of another length, or another weight decay.
+    make (steps of another length, another weight decay), and the distance that the last
+    steps add, as a share of their length.
     """
     if before is None:
         names = common(*(row["parameters"] for row in place.first))
         a, b = (vector(row, "parameters", names) for row in place.first)
-        return _of_decay(b - a, [], a, 1)
-    moved = moves(place, before, found)
-    if moved is None:
-        return None
-    ours, theirs, start = moved
+        size = math.hypot(*place.trajectory.first_move.values())
+        return _of_decay(b - a, [], a, 1), ratio(float((b - a).norm()), size)
+    x, y = found.pairs[0]
+    rows = [place.a[x], before.a.get(x), place.b[y], before.b.get(y)]
+    there = [row for row in rows if row is not None]
+    if len(there) < len(rows):
+        return None, found.whole
+    names = common(*(row["parameters"] for row in there))
+    now_a, was_a, now_b, was_b = (vector(row, "parameters", names) for row in there)
+    ours, theirs = now_a - was_a, now_b - was_b
+    share = ratio(float((theirs - ours).norm()), float(ours.norm()))
     close = CLOSE if place.trajectory.linear else CLOSE_ADAPTIVE
     whole = fit(theirs, [ours])
     if whole and is_multiple(whole, close) and abs(whole[0][0] - 1) > close:
         factor = whole[0][0]
         by_size = rate_by_size(factor, place.world_sizes)
-        return by_size or why(Cause.STEPS, side="B", factor=factor)
-    return _of_decay(theirs - ours, [ours], start, place.step - before.step)
+        return by_size or why(Cause.STEPS, side="B", factor=factor), share
+    return _of_decay(theirs - ours, [ours], was_a, place.step - before.step), share
 
 
 def _of_decay(
