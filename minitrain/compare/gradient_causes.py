@@ -64,8 +64,8 @@ def of_factors(
     sides: tuple[str, str],
     means: Cause = Cause.MEANS,
 ) -> Why | None:
-    """Return why the parts of a sum have the wrong weights, from their factors and the
-    ``right`` ones. ``sides`` name the two runs; ``means`` is the cause if all parts
+    """Return why the terms of a sum have the wrong weights, from their factors and the
+    ``right`` ones. ``sides`` name the two runs; ``means`` is the cause if all terms
     count the same and should not.
     """
     side, other = sides
@@ -81,7 +81,7 @@ def of_factors(
 
 
 def missing_in(factors: Sequence[float], right: Sequence[float]) -> list[int]:
-    """Return the parts that are missing in a sum, by their factors."""
+    """Return the terms that are missing in a sum, by their factors."""
     least = [10 * CLOSE * max(map(abs, one)) for one in (factors, right)]
     pairs = enumerate(zip(factors, right, strict=True))
     return [r for r, (x, y) in pairs if abs(x) <= least[0] and abs(y) > least[1]]
@@ -96,8 +96,8 @@ def _are_alike(factors: Sequence[float]) -> bool:
 
 
 def _adds_up(factors: Sequence[float], right: Sequence[float]) -> bool:
-    # If each part is the mean over its own targets, both kinds of factors add up to
-    # the same. Parts of a sum over all targets have factors that add up to more, by
+    # If each term is the mean over its own targets, both kinds of factors add up to
+    # the same. Terms of a sum over all targets have factors that add up to more, by
     # the variance of the numbers of targets.
     if min(map(abs, factors)) == 0:
         return False
@@ -276,7 +276,7 @@ class _Side(NamedTuple):
 def _fits(
     side: _Side, other: _Side, parts: Sequence[Tensor], names: Sequence[str]
 ) -> tuple[Fit, Fit] | None:
-    # the gradients of both as sums of ``parts``, if both can be fitted
+    # the gradients of both as combinations of ``parts``, if both can be fitted
     if len(parts) < 2 or not len(parts[0]):
         return None
     mine, theirs = (fit(one.gradient(names), parts) for one in (side, other))
@@ -284,7 +284,7 @@ def _fits(
 
 
 def _of_parts(place: StepPair, found: Distance, names: Iterable[str]) -> Why | None:
-    # from the gradients of A and B as sums of the parts that the ranks of one computed
+    # fit the gradients of A and B by the own gradients of the ranks of one run
     x, y = found.pairs[0]
     a, b = _Side("A", place.a, x), _Side("B", place.b, y)
     own = [_keep_their_own(side.rows, found.tensor) for side in (b, a)]
@@ -344,7 +344,7 @@ def _keep_their_own(rows: Rows, name: str) -> bool:
 
 
 def _of_passes(side: _Side, other: _Side, names: Iterable[str]) -> Why | None:
-    # the same from the parts of each backward pass
+    # fit by the gradients of each backward pass of the ranks
     of_ranks = [side.rows[rank].get("passes", {}) for rank in sorted(side.rows)]
     counts = [max(map(len, one.values()), default=0) for one in of_ranks]
     held = [n for n in names if [len(one.get(n, ())) for one in of_ranks] == counts]

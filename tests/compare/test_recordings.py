@@ -25,8 +25,10 @@ from recorded import (
 from torch import Tensor, nn
 from torch.optim import AdamW
 
+from minitrain.compare.align import same_samples
 from minitrain.compare.difference import Cause, What
 from minitrain.compare.recordings import compare_recordings
+from minitrain.recording.inputs import sample_digests
 
 pytestmark = pytest.mark.slow
 
@@ -441,3 +443,46 @@ def test_refusals(sound: Any, tmp_path: Path) -> None:
     late = record(tmp_path / "late")
     write(late, [r for r in rows_of(late) if r.get("step") not in (0, 1, 2, 10, 20)])
     assert "no recorded step in common" in refusal(compare_recordings, a, late)
+
+
+# padded rows, whose samples have other hashes
+
+
+def rows_read(*rows: list[int], labels: bool = False) -> dict[int, dict[str, Any]]:
+    """As the recorder writes rows of token ids, with 9 as the padding."""
+    longest = max(map(len, rows))
+    ids = torch.tensor([[*row, *[9] * (longest - len(row))] for row in rows])
+    more = [torch.where(ids == 9, -100, ids)] if labels else []
+    digests, _, unpadded = sample_digests([ids, *more])
+    return {0: {"inputs": [digests], "unpadded": [unpadded]}}
+
+
+@pytest.mark.parametrize("labels", [False, True])
+def test_rows_are_the_same_whatever_their_padding(labels: bool) -> None:
+    short, middle, long = [1, 2], [3, 4, 4, 5], [6, 7, 8, 1, 2, 3, 3]
+    whole = rows_read(short, middle, long, labels=labels)
+    for parts in (([short, middle], [long]), ([short], [middle, long])):
+        dealt = {n: rows_read(*p, labels=labels)[0] for n, p in enumerate(parts)}
+        assert same_samples(whole, dealt)
+        assert not same_samples(whole, {0: dealt[0]})
+    for other in ([3, 4, 4, 6], [3, 4, 4], [3, 5, 4, 5]):
+        assert not same_samples(whole, rows_read(short, other, long, labels=labels))
+
+
+def test_a_pattern_in_the_gradients_comes_before_the_data(tmp_path: Path) -> None:
+    """Rows that hash otherwise are no other data where gradients are twice as large;
+    where no combination of gradients explains them they are.
+    """
+
+    def pad(row: dict[str, Any]) -> None:
+        row["inputs"] = [[f"{digest[:15]}x" for digest in row["inputs"][0]]]
+
+    a = record(tmp_path / "a", steps=3, world_size=2)
+    for name, loss, what in (("b", doubled, "gradients"), ("c", smooth, "data")):
+        b = record(tmp_path / name, steps=3, world_size=2, loss=loss)
+        for rank in (0, 1):
+            alter(b, rank, pad)
+        first = compare_recordings(a, b).first
+        assert first
+        assert first.sure
+        assert first.what in (what, f"own {what}")
