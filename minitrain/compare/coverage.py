@@ -22,7 +22,7 @@ from minitrain.compare.difference import START, Cause, Difference, What, why
 from minitrain.compare.resume import near_in
 from minitrain.compare.step_causes import rates_unlike, settings_unlike, state_held
 from minitrain.core.errors import UserError
-from minitrain.recording.alarm import Row, in_ranks, lacks
+from minitrain.recording.alarm import in_ranks, lacks
 from minitrain.recording.format import OfRank, Recording, read_recording
 from minitrain.recording.optimizers import FIRST_STEPS, spacing
 
@@ -68,9 +68,10 @@ def _no_twin(a: Recording, twin: Recording) -> Iterator[str]:
         yield "no samples were recorded"
 
 
-def models_unlike(a: Row, b: Row) -> Difference | None:
+def models_unlike(a: Recording, b: Recording) -> Difference | None:
     """Return the difference between the parameters of two models, if any."""
-    ours, theirs = a["parameters"], b["parameters"]
+    heads = header(a), header(b)
+    ours, theirs = (head["parameters"] for head in heads)
     shared = [name for name in ours if name in theirs]
 
     def other(key: str) -> list[str]:
@@ -87,7 +88,7 @@ def models_unlike(a: Row, b: Row) -> Difference | None:
         return None
     much = ", ".join(f"{len(names)} {how}" for how, names in found.items() if names)
     cause = why(Cause.MODEL)
-    for side, one in (("A", a), ("B", b)):
+    for side, one in zip("AB", heads, strict=True):
         if tied := one.get("tied", {}).get(first):
             cause = why(Cause.TIED, tensor=first, other=tied, side=side)
     return Difference(START, What.MODEL, cause, f"parameters: {much}", first)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from minitrain.compare.align import header, places_of
+from minitrain.compare.align import places_of
 from minitrain.compare.comparer import Comparer, StepCompared
 from minitrain.compare.coverage import (
     asides_of,
@@ -74,8 +74,8 @@ class RecordingsCompared:
 def compare_recordings(
     a: Path, b: Path, twin: Path | None = None, start: int | None = None
 ) -> RecordingsCompared:
-    """Compare the recordings ``a`` and ``b`` of any world sizes. ``twin``: a recording
-    of ``a`` from a perturbed start; ``start``: the step of ``a`` that ``b`` resumes.
+    """Compare two recordings of any world sizes. ``twin``: a recording of ``a`` from a
+    perturbed start; ``start``: the step of ``a`` at which ``b`` starts.
 
     Raises:
         UserError: a recording cannot be read, or no step is in both.
@@ -91,19 +91,17 @@ def compare_recordings(
         raise _nothing_in_common(a, b, resumed)
     versions = {one.header["torch"] for r in (ours, theirs) for one in r.ranks.values()}
     # each optimizer has a trajectory of its own
-    comparers = {
-        number: Comparer(len(versions) == 1, resumed)
-        for number in {place.optimizer for place in places}
-    }
+    numbers = {place.optimizer for place in places}
+    comparers = {n: Comparer(len(versions) == 1, resumed) for n in numbers}
     steps = [comparers[p.optimizer].compare(p) for p in progress(places, "steps")]
     unseen = unseen_in(ours, theirs, places)
     broken = [*broken_in("A", ours, theirs), *broken_in("B", theirs, ours)]
     only = only_in(ours, theirs), only_in(theirs, ours)
-    model = models_unlike(header(ours), header(theirs))
     start_at = start_unlike(ours, theirs, steps[0])
     # steps after an open start decide nothing
     is_open = start_at is not None and not start_at.sure
     steps = [replace(s, mark="?", first=None) if is_open else s for s in steps]
+    model = models_unlike(ours, theirs)
     found = [one for one in (model, start_at, *(s.first for s in steps)) if one]
     sure = next((one for one in found if one.sure), None)
     doubt = next((one for one in found if not one.sure), None)
