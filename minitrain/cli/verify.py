@@ -27,9 +27,8 @@ from minitrain.proof.words import printed
 from minitrain.report.numbers import plural
 
 if TYPE_CHECKING:
-    from minitrain.compare.folders import FoldersCompared
     from minitrain.compare.run_diff import RunsCompared
-    from minitrain.compare.state_diff import Comparison
+    from minitrain.compare.state_diff import Comparison, FoldersCompared
 
 EXAMPLES = {
     "two states, one of them saved from a wrapper": (
@@ -68,11 +67,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def answer(options: argparse.Namespace) -> Answer:
     """Read both sides and compare them."""
     # torch takes seconds to import: not for --help
-    from minitrain.compare.folders import beside, compare_folders
     from minitrain.compare.formats import is_state
     from minitrain.compare.recordings import is_recording
     from minitrain.compare.run_diff import is_run
-    from minitrain.compare.state_diff import compare_states
+    from minitrain.compare.state_diff import beside, compare_folders, compare_states
     from minitrain.compare.states import read_state
 
     a, b, prefix = options.a, options.b, options.strip_prefix

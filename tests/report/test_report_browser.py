@@ -16,7 +16,7 @@ from minitrain.report.breach import refuse
 from minitrain.report.facts import Facts
 from minitrain.report.overview import draw_overview
 from minitrain.report.pictures import draw_account, draw_losses, draw_scaling
-from minitrain.report.publish import TITLES, report
+from minitrain.report.publish import report
 from minitrain.report.render import to_html
 
 pytestmark = pytest.mark.slow
@@ -97,9 +97,9 @@ def with_all_outcomes() -> Facts:
 def written(f: Facts, folder: Path) -> Path:
     """The page of ``f`` with its pictures, in ``folder``."""
     (folder / "overview.svg").write_text(draw_overview(f))
-    draw_scaling(f, TITLES["scaling"], folder / "scaling.png")
-    draw_account(f.accounts, TITLES["account"], folder / "account.png")
-    draw_losses(f.losses, TITLES["losses"], folder / "losses.png")
+    draw_scaling(f, "scaling", folder / "scaling.png")
+    draw_account(f.accounts, "account", folder / "account.png")
+    draw_losses(f.losses, "losses", folder / "losses.png")
     path = folder / "report.html"
     path.write_text(to_html(report(f), folder))
     return path
