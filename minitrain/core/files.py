@@ -79,7 +79,12 @@ def _put(temporary: Path, path: Path) -> None:
     if path.is_dir():
         # a rename cannot replace a non-empty folder
         os.replace(path, old)
-    os.replace(temporary, path)
+    try:
+        os.replace(temporary, path)
+    except OSError:
+        if old.exists():
+            os.replace(old, path)
+        raise
     fsync(path.parent)
     remove(old)
 

@@ -1,5 +1,6 @@
 """Atomic writing of files."""
 
+import errno
 import math
 import os
 import re
@@ -75,6 +76,25 @@ def test_all_or_nothing_is_there(tmp_path: Path, as_folder: bool) -> None:
     assert contents(tmp_path) == before
     write(path, "new", as_folder=as_folder)
     assert contents(tmp_path) == {found: "new"}
+
+
+def test_folder_that_cannot_be_replaced_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "c"
+    write(path, "old", as_folder=True)
+    replace = os.replace
+
+    def failing(source: Path, target: Path) -> None:
+        if (source / "inside").read_text() == "new":
+            raise OSError(errno.EIO, "Input/output error", str(source))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", failing)
+    with pytest.raises(OSError, match="Input/output error") as raised:
+        write(path, "new", as_folder=True)
+    assert raised.value.filename == str(path)
+    assert contents(tmp_path) == {"c/inside": "old"}
 
 
 @pytest.mark.parametrize("write", [write_json, write_jsonl])
