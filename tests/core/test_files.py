@@ -21,6 +21,7 @@ from minitrain.core.files import (
     read_csv,
     read_json,
     read_jsonl,
+    require_regular,
     sha256_file,
     write_json,
     write_jsonl,
@@ -155,6 +156,11 @@ def test_what_is_too_large_is_refused_before_it_is_read(tmp_path: Path) -> None:
     os.truncate(huge, 1 << 40)
     for read in (read_json, read_csv, load_params, load_verbs):
         assert "must be at most" in refusal(read, huge)
+    assert "a line of more than 64 MiB" in refusal(read_jsonl, huge)
+    line = f"{huge}: a line of more than 64 MiB: must hold one sample per line"
+    assert refusal(list, read_corpus(huge)) == line
+    assert require_regular(huge, 1 << 40) == huge
+    assert "must be at most 4" in refusal(require_regular, huge, 4)
 
 
 def test_what_is_damaged_is_one_line(tmp_path: Path) -> None:
