@@ -76,21 +76,25 @@ def provenance(script: Path, gpu: str | None = None) -> dict[str, Any]:
 def code_sha256(script: Path) -> str | None:
     """Return one hash of all code that the DVC stage of ``script`` depends on.
 
-    SHA-256 of lines ``sha256  path``, one for each Python file in its ``deps``, sorted
-    by path relative to the project root. None if no stage runs ``script``.
+    SHA-256 of lines ``sha256  path``, sorted by path relative to the project root: each
+    Python file in the stage's ``deps``, and all files of a folder that holds one. None
+    if no stage runs ``script``.
     """
     script = script.resolve()
     root = _project(script)
     folder = next((p for p in script.parents if (p / "dvc.yaml").is_file()), None)
     if root is None or folder is None:
         return None
-    deps = [(folder / dep).resolve() for dep in _deps(script, folder)]
-    files = {file for dep in deps for file in [dep, *dep.rglob("*.py")]}
-    code = {
-        os.path.relpath(file, root): sha256_file(file)
-        for file in files
-        if file.suffix == ".py" and file.is_file()
-    }
+    code = {}
+    for dep in _deps(script, folder):
+        # symbolic links keep their name, as in dvc.yaml
+        path = Path(os.path.normpath(folder / dep))
+        files = [one for one in [path, *path.rglob("*")] if one.is_file()]
+        if any(one.suffix == ".py" for one in files):
+            for one in files:
+                # as in .dvcignore
+                if "__pycache__" not in one.parts:
+                    code[os.path.relpath(one, root)] = sha256_file(one)
     lines = [f"{sha256}  {name}\n" for name, sha256 in sorted(code.items())]
     return hashlib.sha256("".join(lines).encode()).hexdigest() if lines else None
 

@@ -136,10 +136,18 @@ stages:
 
 def test_code_is_what_the_stage_of_the_script_depends_on(project: Path) -> None:
     """In its own project or in a study's, as ``sha256sum`` prints it."""
-    (project / "library/notes.txt").write_text("no code")
+    # a link to code keeps the name that dvc.yaml has
+    (project / "mine/net.py").rename(project / "blob")
+    (project / "mine/net.py").symlink_to(project / "blob")
+    (project / "library/config.json").write_text("{}")
+    (project / "library/__pycache__").mkdir()
+    (project / "library/__pycache__/loop.py").write_text("compiled")
     for script, files in (
         ("stages/train.py", "library/loop.py mine/net.py stages/train.py"),
-        ("studies/peers/measure.py", "library/loop.py studies/peers/measure.py"),
+        (
+            "studies/peers/measure.py",
+            "library/config.json library/loop.py studies/peers/measure.py",
+        ),
     ):
         command = ["sha256sum", *files.split()]
         printed = subprocess.run(command, cwd=project, capture_output=True).stdout
