@@ -24,7 +24,10 @@ def draw_losses(result: dict[str, Any], path: Path) -> None:
     }
     figure = Figure(figsize=(WIDTH_IN, 5.4), dpi=DPI, layout="constrained")
     grid = figure.subplots(2, 2, sharex=True)
-    for axes, name in zip(grid.flat, SHOWN, strict=True):
+    shown = [name for name in SHOWN if name in bugs]
+    for axes in grid.flat[len(shown) :]:
+        axes.remove()
+    for axes, name in zip(grid.flat, shown, strict=False):
         clean = np.array(losses[bugs[name]["model"]])
         low, high = clean.min(0), clean.max(0)
         axes.fill_between(
