@@ -41,7 +41,7 @@ def draw_losses(result: dict[str, Any], path: Path) -> None:
         axes.tick_params(labelsize=8)
     figure.supxlabel("step", fontsize=9)
     figure.supylabel("loss (nats per token)", fontsize=9)
-    grid[0, 1].legend(frameon=False, fontsize=8, loc="upper right")
+    grid[0, 0].legend(frameon=False, fontsize=8, loc="upper right")
     title = f"{len(hidden)} of {len(bugs)} bugs move the loss less than another seed"
     figure.suptitle(title, x=0.02, ha="left", fontsize=12.5, fontweight="bold")
     save(figure, path)
