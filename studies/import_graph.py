@@ -46,6 +46,8 @@ def direct_imports(root: Path, path: Path) -> frozenset[str]:
 
 def _of_studies(root: Path, path: Path, name: str) -> set[str]:
     """Return the folders that a study imports from: its own and common; tests: all."""
+    if "." in name:
+        return set()
     home = path.parts[1] if path.parts[0] == "studies" else "*"
     folders = {"studies": (home, "common"), "tests": ("*",)}.get(path.parts[0], ())
     found = [f for one in folders for f in root.glob(f"studies/{one}/{name}.py")]
@@ -53,7 +55,9 @@ def _of_studies(root: Path, path: Path, name: str) -> set[str]:
 
 
 def _names(tree: ast.AST, path: Path) -> Iterator[str]:
-    for node in ast.iter_child_nodes(tree):
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
         if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING":
             continue
         if isinstance(node, ast.ImportFrom) and node.module:
@@ -68,7 +72,7 @@ def _names(tree: ast.AST, path: Path) -> Iterator[str]:
             yield from (
                 b for a, b in pairwise(words) if a == "-m" and isinstance(b, str)
             )
-        yield from _names(node, path)
+        waiting += ast.iter_child_nodes(node)
 
 
 def _files(root: Path, module: str) -> set[str]:

@@ -1,4 +1,4 @@
-"""What holds for every test: nothing leaks, and on CI nothing is skipped unseen."""
+"""Fixtures for all tests: nothing is left behind, and CI reports skipped tests."""
 
 import getpass
 import os
@@ -23,7 +23,7 @@ from minitrain.harness import launcher
 
 # reasons to skip that are allowed on CI; network namespaces need root and iproute2
 MAY_BE_MISSING = ("needs a GPU", "needs root", "needs iproute2")
-# what they hold is ranks at work, or takes them to be seen
+# folders whose tests start ranks
 MANY_RANKS = {
     "bench",
     "comm",
@@ -33,25 +33,25 @@ MANY_RANKS = {
     "recording",
     "sync",
 }
-# tests beside this one make and remove shared memory too: in a moment
+# concurrent tests create and remove shared memory, too
 OF_OTHERS_S = 5.0
 CACHE_OF_TORCH = f"torchinductor_{getpass.getuser()}"
 SET_BY_OTHERS = {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR"}
 # bits depend on the number of threads: tests compare with ranks, which have one
 torch.set_num_threads(1)
-# an example takes as long as the machine is busy
+# on a busy machine an example may take long
 settings.register_profile("no deadline", deadline=None)
 settings.load_profile("no deadline")
-# else what nohup, or a shell's &, started would hand on that these are ignored
+# nohup and background jobs of a shell ignore these, and children would inherit that
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)
-# else a test that starts `python -m ...` in a folder would not find what lies there
+# else `python -m ...` in a folder would not find the modules there
 os.environ.pop("PYTHONSAFEPATH", None)
-# what tests start would compile this project once a process
+# else every child process would compile this project
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
-# and a pytest within a test would print otherwise
+# would change the output of a pytest within a test
 os.environ.pop("PYTEST_ADDOPTS", None)
 skipped_on_ci: list[str] = []
 
@@ -67,8 +67,8 @@ def fork_server() -> Iterator[ForkServer]:
 
 @pytest.fixture(scope="session")
 def stages_by_fork() -> Iterator[str]:
-    """The address of a server that runs stages: a test of a copy shares that of the
-    test that runs it.
+    """Address of a server that runs stages; tests of a copy use the server of their
+    caller.
     """
     if ADDRESS in os.environ:
         yield os.environ[ADDRESS]
@@ -89,7 +89,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def taken_port() -> Iterator[str]:
-    """A port on which somebody listens."""
+    """A port that is in use."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -115,7 +115,7 @@ def ranks_by_fork(
 @pytest.fixture(autouse=True)
 def nothing_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """No process, file, shared memory or environment variable outlives a test."""
-    # a folder of its own: others write to /tmp too
+    # a separate folder, since other programs write to /tmp
     temporary = tmp_path_factory.mktemp("temporary")
     outside = tempfile.tempdir
     tempfile.tempdir = str(temporary)
@@ -128,7 +128,7 @@ def nothing_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
     left = [child for child in children if child.pid not in servers]
     for child in left:
         child.kill()
-    # else the tests after this one would find what it left, too
+    # else later tests would find them, too
     psutil.wait_procs(left, timeout=GENEROUS_S)
     names = (environment.keys() | os.environ.keys()) - SET_BY_OTHERS
     changed = {n for n in names if environment.get(n) != os.environ.get(n)}
@@ -142,21 +142,21 @@ def nothing_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
     new = segments() - segments_before
     deadline = time.monotonic() + OF_OTHERS_S
     while new and time.monotonic() < deadline:
-        # whom this test started has gone
+        # all processes of this test have ended
         new -= held_by(lambda pid: pid != os.getpid())
         time.sleep(0.1)
         new &= segments()
     assert not new, f"shared memory left behind: {new}"
 
 
-# first: pytest's own hook selects by these marks
+# first, since pytest's hook selects by these marks
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> None:
-    """What runs stages or many ranks is slow, unless it is quick. What is published is
-    compared on CI and by ``-m published`` alone; further cases run where MINITRAIN_ALL
-    is set.
+    """Mark tests that run stages or many ranks as slow, unless they are quick. Tests of
+    published results run on CI and by ``-m published`` only, thorough ones with
+    MINITRAIN_ALL.
     """
     for item in items:
         runs_stages = "stages_by_fork" in getattr(item, "fixturenames", ())

@@ -1,43 +1,32 @@
 """The step account: components of the time of a step, which add up to the step.
 
 The stamps of :mod:`minitrain.train.clock` leave no gaps, so the components of a plain
-step add up exactly. docs/reference/times.md defines each of them.
+step add up exactly. docs/reference/times.md defines each of them. The recorder uses
+this without pandas, so timings are NumPy arrays of equal length by name
+(:data:`Columns`).
 """
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from minitrain.analysis.columns import (
-    Columns,
-    Floats,
-    Table,
-    by_step_and_rank,
-    columns_of,
-    known,
-    longest_s,
-    numbers,
-    rows_where,
-    slowest,
-)
-
-# The components of a step, in its order. Backward is not split if the last gradient
-# was not observed (a GPU, fsdp) or no step was calibrated.
-PARTS = (
-    "data_ms",
-    "forward_ms",
-    "backward_ms",
-    "backward_compute_ms",
-    "interference_ms",
-    "wait_ms",
-    "comm_exposed_ms",
-    "other_ms",
-    "optimizer_ms",
-    "optimizer_comm_ms",
-)
+# The components of a step and their display names, in the order of a step. Backward is
+# not split if the last gradient was not observed (a GPU, fsdp), or without calibration.
+PARTS = {
+    "data_ms": "data",
+    "forward_ms": "forward",
+    "backward_ms": "whole backward",
+    "backward_compute_ms": "backward",
+    "interference_ms": "interference",
+    "wait_ms": "wait",
+    "comm_exposed_ms": "exposed communication",
+    "other_ms": "other",
+    "optimizer_ms": "optimizer",
+    "optimizer_comm_ms": "communication of the optimizer",
+}
 # backward pass and reduction: the total, and its two halves
 BACKWARD, TO_LAST, EXPOSED = "backward_ms", "to_last_bucket_ms", "comm_exposed_ms"
 OPTIMIZER_COMM = "optimizer_comm_ms"
@@ -56,6 +45,57 @@ MOST_PICKS = 20_000_000
 INTERVAL = (5, 95)
 
 Number = float | None
+Floats = npt.NDArray[np.float64]
+Columns = dict[str, npt.NDArray[Any]]
+
+
+class Table(Protocol):
+    """A row for each step and rank: :data:`Columns`, or a DataFrame of pandas."""
+
+    def items(self) -> Iterable[tuple[Any, Any]]:
+        """Return the columns by name."""
+
+
+def columns_of(table: Table) -> Columns:
+    """Return the columns of ``table`` as arrays."""
+    return {str(name): np.asarray(values) for name, values in table.items()}
+
+
+def rows_where(rows: Columns, kept: npt.NDArray[np.bool_]) -> Columns:
+    """Return the rows for which ``kept`` is true."""
+    return {name: values[kept] for name, values in rows.items()}
+
+
+def numbers(rows: Columns, name: str) -> Floats:
+    """Return a column as numbers; NaN if there is no such column."""
+    return np.asarray(rows.get(name, np.full(len(rows["step"]), np.nan)), np.float64)
+
+
+def known(rows: Columns, name: str) -> Floats:
+    """Return the numbers of a column without NaN."""
+    values = numbers(rows, name)
+    return values[~np.isnan(values)]
+
+
+def by_step_and_rank(rows: Columns, values: Floats) -> Floats:
+    """Return ``values``, one per row, with the shape (steps, ranks); NaN if missing."""
+    steps, step = np.unique(rows["step"], return_inverse=True)
+    ranks, rank = np.unique(rows["rank"], return_inverse=True)
+    found = np.full((len(steps), len(ranks)), np.nan)
+    found[step, rank] = values
+    return found
+
+
+def slowest(rows: Columns, name: str = "step_ms") -> Floats:
+    """Return the largest value of each step over its ranks; NaN if all are missing."""
+    found = by_step_and_rank(rows, numbers(rows, name))
+    return np.fmax.reduce(found, axis=1, initial=np.nan)
+
+
+def longest_s(rows: Columns) -> float:
+    """Return the total time of all steps in seconds, of the rank with the largest."""
+    found = by_step_and_rank(rows, numbers(rows, "step_ms"))
+    return float(np.nansum(found, axis=0).max(initial=0.0)) / 1e3
 
 
 def summarized(timings: Table, num_warmup_steps: int) -> Columns:

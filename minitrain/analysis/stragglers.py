@@ -17,18 +17,16 @@ from minitrain.analysis.account import (
     INTERVAL,
     OPTIMIZER_COMM,
     TO_LAST,
-    plain_steps,
-    summarized,
-)
-from minitrain.analysis.columns import (
     Columns,
     Floats,
     Table,
     by_step_and_rank,
     columns_of,
     numbers,
+    plain_steps,
     rows_where,
     slowest,
+    summarized,
 )
 
 # share of a step by which identical arms differ (studies/noise)

@@ -2,7 +2,7 @@
 
 MODEL is FILE.py:NAME or module:NAME, a function that returns a new torch.nn.Module: the
 build(model, vocab_size) of the pipeline, or one without arguments. It is trained for a
-few steps with several processes, replayed by one, and worked out once more by a
+few steps with several processes, replayed by one, and checked by an independent
 witness. Models of Hugging Face's convention (input_ids and labels in, .loss out) with
 256 tokens or more need nothing else: they read the bytes of a text, by default those of
 their own file. Others bring --batches and --loss.
@@ -16,8 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minitrain.cli.answer import Answer
-from minitrain.cli.parser import Names
+from minitrain.cli.command import Answer
 from minitrain.core.errors import Mistakes, UserError, lines_of
 from minitrain.core.printable import as_lines, note
 from minitrain.core.progress import progress
@@ -34,16 +33,13 @@ EXAMPLES = {
     "another one brings what it reads, and its loss": (
         "minitrain check net.py:build --batches net.py:batches --loss net.py:loss"
     ),
-    "a smaller one, held to what another strategy promises": (
+    "a smaller one, with another strategy": (
         "minitrain check my_model.py:build --arg n_embd=32 --sync flat"
     ),
 }
-# those of minitrain/train, which imports torch: it takes seconds, and not for --help
-OPTIMIZERS = ("adamw", "sgd")
-PRECISIONS = ("float32", "bf16", "fp16")
 ALL = "all"
-# arguments of a check that are options here
-OPTIONS = re.compile(r"\bworld_size\b|^steps\b|^timeout_s\b")
+# arguments of check_data_parallel that are options here
+OPTIONS = re.compile(r"\bworld_size\b|^(steps|timeout_s|sync|optimizer|precision)\b")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,11 +61,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ):
         add(f"--{name}", metavar="NAME", help=f"FILE.py:NAME of {name}{what}")
     add("--world-size", type=int, default=2, metavar="W", help="processes (2)")
-    strategies = Names([ALL, *STRATEGIES])
     what = "a strategy, all of them, or package.module:Class (ddp)"
-    add("--sync", default="ddp", choices=strategies, metavar="NAME", help=what)
-    add("--optimizer", default="adamw", choices=OPTIMIZERS, help="(adamw)")
-    add("--precision", default="float32", choices=PRECISIONS, help="(float32)")
+    add("--sync", default="ddp", metavar="NAME", help=what)
+    what = "adamw or sgd (adamw)"
+    add("--optimizer", default="adamw", metavar="NAME", help=what)
+    what = "float32, bf16 or fp16 (float32)"
+    add("--precision", default="float32", metavar="NAME", help=what)
     what = "steps, at least 2 (3; 2 of a large model that reads text)"
     add("--steps", type=int, metavar="N", help=what)
     add("--batch-size", type=int, default=8, metavar="B", help="lines a batch (8)")
@@ -77,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def answer(options: argparse.Namespace) -> Answer:
-    """Climb the ladder of every strategy that was asked for."""
+    """Check the model with one strategy, or with all."""
     begun = time.monotonic()
     try:
         given, shortened = _given(options)
@@ -108,7 +105,7 @@ def _by_option(line: str, options: argparse.Namespace) -> str:
 
 
 def holds(ladders: "dict[str, Ladder]") -> bool:
-    """Return whether each is proven, or undecided where no bits are promised."""
+    """Return whether each is proven, or undecided if its strategy promises no bits."""
     return bool(ladders) and all(
         ladder.holds
         or (
@@ -139,7 +136,7 @@ def _climb(
 
 
 def _announced(options: argparse.Namespace, steps: int) -> str:
-    # what takes seconds to minutes
+    # the check takes seconds to minutes
     ranks = plural(options.world_size, "process", "processes")
     text = (
         f"training {plural(steps, 'step')} with {ranks}, and again with one; a witness "

@@ -7,36 +7,142 @@ unsupported, 1: something is wrong.
 """
 
 import argparse
+import os
 import sys
-from collections.abc import Iterable
-from dataclasses import asdict
-from typing import TYPE_CHECKING
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Literal
 
-from minitrain.cli.answer import Answer
+from minitrain.cli.command import Answer
+from minitrain.core.errors import UserError
+from minitrain.core.progress import progress
+from minitrain.core.provenance import usable_cores
 from minitrain.report.numbers import plural
 
+# torch takes seconds to import, so functions import it: not for --help
 if TYPE_CHECKING:
-    from minitrain.cli.checks.collectives import Probe
-    from minitrain.cli.checks.machine import Examination
+    from minitrain.cli.collectives import Probe
 
 EXAMPLES = {
     "what is odd, a line each": "minitrain doctor",
     "every probe, for a program": "minitrain doctor --json",
 }
+WORLD_SIZES = (2, 3, 4)
+GROUP_TIMEOUT_S = 10
+
+
+@dataclass(frozen=True)
+class Check:
+    """A fact about the machine; ``trouble`` is worth a look, ``wrong`` must change."""
+
+    name: str
+    verdict: Literal["fine", "trouble", "wrong"]
+    detail: str
+
+
+@dataclass(frozen=True)
+class Examination:
+    """All checks of the machine, and all probes of collectives."""
+
+    checks: list[Check]
+    probes: list["Probe"]
+
+    @property
+    def ok(self) -> bool:
+        """True if collectives were probed and nothing is wrong."""
+        verdicts = [check.verdict for check in self.checks]
+        answers = [probe.verdict for probe in self.probes]
+        return bool(answers) and "wrong" not in [*verdicts, *answers]
 
 
 def answer(options: argparse.Namespace) -> Answer:
-    """Examine, and say what was found."""
+    """Examine the machine and describe the result."""
     print("trying every collective, about ten seconds ...", file=sys.stderr, flush=True)
-    # torch takes seconds to import: not for --help
-    from minitrain.cli.checks.machine import examine
-
     found = examine()
     return Answer(found.ok, {"ok": found.ok, **asdict(found)}, in_words(found))
 
 
-def in_words(found: "Examination") -> str:
-    """Return a line for each fact, the right collectives counted, the others named."""
+def examine(
+    inject: Callable[[], None] | None = None, timeout_s: float = 60
+) -> Examination:
+    """Check the machine, then try every collective at 2, 3 and 4 ranks over gloo.
+
+    ``inject`` runs in every rank first: a test injects faults with it.
+    """
+    from minitrain.cli.collectives import worst
+    from minitrain.harness.launcher import launch
+
+    checks = [check_torch(), check_threads(), check_interface()]
+    try:
+        by_rank = launch(_probe, max(WORLD_SIZES), inject, timeout_s=timeout_s)
+    except Exception as error:
+        failed = Check("collectives", "wrong", f"the ranks failed: {error}")
+        return Examination([*checks, failed], [])
+    by_probe: dict[tuple[str, str, str, int], list[Probe]] = {}
+    for probe in (probe for rank in by_rank for probe in rank):
+        key = (probe.collective, probe.op, probe.dtype, probe.world_size)
+        by_probe.setdefault(key, []).append(probe)
+    return Examination(checks, [worst(probes) for probes in by_probe.values()])
+
+
+def _probe(inject: Callable[[], None] | None) -> "list[Probe]":
+    import torch.distributed as dist
+
+    from minitrain.cli.collectives import probe_all
+    from minitrain.comm.groups import distributed
+
+    # deprecated names are still in use
+    warnings.simplefilter("ignore", FutureWarning)
+    if inject is not None:
+        inject()
+    found: list[Probe] = []
+    limit = timedelta(seconds=GROUP_TIMEOUT_S)
+    with distributed() as (rank, _):
+        for size in progress(WORLD_SIZES, "numbers of ranks", show=rank == 0):
+            group = dist.new_group(list(range(size)), timeout=limit)
+            if rank < size:
+                found += probe_all(group)
+    return found
+
+
+def check_torch() -> Check:
+    """Report the version of torch, its backends and GPUs."""
+    import torch
+
+    available = torch.distributed.is_backend_available
+    names = [name for name in ("gloo", "nccl") if available(name)]
+    detail = f"{torch.__version__}, backends: {', '.join(names) or 'none'}"
+    detail += f", GPUs: {torch.cuda.device_count()}"
+    return Check("torch", "fine" if "gloo" in names else "wrong", detail)
+
+
+def check_threads() -> Check:
+    """Compare the threads of one process, and of ranks, with the usable cores."""
+    import torch
+
+    cores = usable_cores()
+    threads, asked = torch.get_num_threads(), os.environ.get("OMP_NUM_THREADS")
+    detail = f"{threads} in torch, OMP_NUM_THREADS={asked or 'unset'}, {cores} cores"
+    detail += f"; W ranks take W times {threads}"
+    if asked is None:
+        detail += ", under torchrun, which sets 1, W"
+    return Check("threads", "trouble" if threads > cores else "fine", detail)
+
+
+def check_interface() -> Check:
+    """Check the network interface of gloo: GLOO_SOCKET_IFNAME, or else loopback."""
+    from minitrain.comm.store import interfaces
+
+    try:
+        return Check("network", "fine", f"ranks of one host talk over {interfaces()}")
+    except UserError as error:
+        return Check("network", "wrong", str(error))
+
+
+def in_words(found: Examination) -> str:
+    """Return a line per check, the number of right probes, and a line per odd call."""
     width = max(len(check.name) for check in found.checks)
     lines = [
         f"{check.verdict:<8}{check.name:<{width}}  {check.detail}"
@@ -47,14 +153,12 @@ def in_words(found: "Examination") -> str:
         right = f"{verdicts.count('right')} of {plural(len(verdicts), 'probe')}"
         odd = [f"{verdicts.count(v)} {v}" for v in ("unsupported", "wrong")]
         lines.append(f"collectives: {right} gave the known answer, {', '.join(odd)}")
-    lines += _odd(found.probes)
-    return "\n".join(lines)
+    return "\n".join([*lines, *_odd(found.probes)])
 
 
-def _odd(probes: Iterable["Probe"]) -> list[str]:
-    """Return a line for each call that is wrong, in all types and world sizes; one for
-    all calls that do not support the same types.
-    """
+def _odd(probes: "Iterable[Probe]") -> list[str]:
+    # a line for each wrong call, with its types and world sizes; calls that refuse the
+    # same types share one
     calls: dict[tuple[str, str], list[Probe]] = {}
     for probe in probes:
         if probe.verdict != "right":
@@ -64,7 +168,7 @@ def _odd(probes: Iterable["Probe"]) -> list[str]:
     for (verdict, name), odd in calls.items():
         sizes = ", ".join(str(size) for size in sorted({p.world_size for p in odd}))
         types = ", ".join(dict.fromkeys(probe.dtype for probe in odd))
-        said = f"of {types} at {sizes} ranks: {odd[0].detail}"
-        names.setdefault((verdict, said), []).append(name)
+        what = f"of {types} at {sizes} ranks: {odd[0].detail}"
+        names.setdefault((verdict, what), []).append(name)
     wrong_first = sorted(names, key=lambda line: line[0], reverse=True)
     return [f"{line[0]}: {', '.join(names[line])} {line[1]}" for line in wrong_first]

@@ -6,28 +6,107 @@ sum and optimizer are those of the real runs.
 """
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from minitrain.cli.answer import Answer
+from minitrain.cli.command import Answer
+
+# torch takes seconds to import, so functions import it: not for --help
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 EXAMPLES = {
     "to read": "minitrain explain",
     "the same numbers, for a program": "minitrain explain --json",
 }
+WORLD_SIZE = 4
+NUM_SAMPLES = 16
+GLOBAL_BATCH_SIZE = 8
+LEARNING_RATE = 0.001
+START = 1.0
 
 
 def answer(options: argparse.Namespace) -> Answer:
     """Take the walk; it is ok if ranks and one process end at the same weight."""
-    # torch takes seconds to import: not for --help
-    from minitrain.cli.walk import walk
-
     taken = walk()
     ends = {taken["one_process_after"], *(rank["after"] for rank in taken["ranks"])}
     return Answer(len(ends) == 1, taken, in_words(taken))
 
 
+def walk() -> dict[str, Any]:
+    """Take the first step of the first epoch, with four ranks and with one process.
+
+    The model is y = weight * x. Sample i is x = i + 1 with the target 2 x, so at weight
+    1 the gradient of (x - 2 x)^2 is minus 2 x^2. ``alone`` is the weight of a rank that
+    did not communicate, ``summed_...`` belong to gradients that were added
+    and not averaged: two classic mistakes.
+    """
+    from minitrain.comm.ring import ring_sum
+    from minitrain.data.order import GlobalOrder, rank_part
+
+    order = GlobalOrder(NUM_SAMPLES, GLOBAL_BATCH_SIZE, seed=0)
+    batches = [order.batch(step).tolist() for step in range(len(order))]
+    batch = order.batch(0)
+    order.set_epoch(1)
+    next_epoch = [order.batch(step).tolist() for step in range(len(order))]
+
+    cuts = [rank_part(batch, rank, WORLD_SIZE).tolist() for rank in range(WORLD_SIZE)]
+    gradients = [_gradient(samples) for samples in cuts]
+    scaled = [gradient / WORLD_SIZE for gradient in gradients]
+    average, summed = ring_sum(scaled), ring_sum(gradients)
+    whole = _gradient(batches[0])
+    ranks = [
+        {
+            "rank": rank,
+            "shard": list(range(rank, NUM_SAMPLES, WORLD_SIZE)),
+            "samples": cuts[rank],
+            "gradient": gradients[rank].item(),
+            "scaled": scaled[rank].item(),
+            "after": _after_step(average),
+            "alone": _after_step(gradients[rank]),
+        }
+        for rank in range(WORLD_SIZE)
+    ]
+    return {
+        "batches": batches,
+        "next_epoch": next_epoch,
+        "ranks": ranks,
+        "average": average.item(),
+        "one_process_gradient": whole.item(),
+        "one_process_after": _after_step(whole),
+        "summed_gradient": summed.item(),
+        "summed_after": _after_step(summed),
+    }
+
+
+def _model() -> "nn.Linear":
+    import torch
+
+    model = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.constant_(model.weight, START)
+    return model
+
+
+def _gradient(samples: list[int]) -> "Tensor":
+    import torch
+
+    model = _model()
+    x = torch.tensor(samples, dtype=torch.float32)[:, None] + 1
+    torch.nn.functional.mse_loss(model(x), 2 * x).backward()
+    assert model.weight.grad is not None
+    return model.weight.grad.flatten()
+
+
+def _after_step(gradient: "Tensor") -> float:
+    import torch
+
+    model = _model()
+    model.weight.grad = gradient.view_as(model.weight)
+    torch.optim.SGD(model.parameters(), lr=LEARNING_RATE).step()
+    return model.weight.item()
+
+
 def in_words(taken: dict[str, Any]) -> str:
-    """Return the walk as text, a paragraph for each thing that happens."""
+    """Return the walk as text, a paragraph for each part of the step."""
     ranks, average = taken["ranks"], taken["average"]
     first, second = map(_ids, taken["batches"])
     read = "\n".join(

@@ -1,8 +1,7 @@
-"""The command line: one file per command.
+"""The command line, with one module per command.
 
-A command parses its arguments and gives an :class:`Answer`; how answers are printed and
-which exit code they have is the same for all: 0 all well, 1 the evidence says no, 2 bad
-input.
+A command turns its arguments into an :class:`Answer`. Printing and exit codes are
+common to all: 0 all well, 1 the evidence says no, 2 bad input.
 """
 
 import argparse
@@ -15,8 +14,7 @@ from typing import Any
 
 from minitrain import __version__
 from minitrain.cli import check, doctor, explain, record, report, show, summary, verify
-from minitrain.cli.answer import Answer
-from minitrain.cli.parser import Parser
+from minitrain.cli.command import Answer, Parser
 from minitrain.core.errors import EXIT_EVIDENCE, LAB, UserError, run_stage
 from minitrain.core.printable import as_lines
 
@@ -34,12 +32,12 @@ EXIT_CODES = "exit codes: 0 all well, 1 the evidence says no, 2 bad input"
 
 
 def main() -> None:
-    """The ``minitrain`` command."""
+    """Run the ``minitrain`` command and exit."""
     run_stage(lambda: sys.exit(run(sys.argv[1:])))
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command -> its exit code. Raises UserError for what is no command."""
+    """Run one command and return its exit code; wrong arguments raise UserError."""
     parser = make_parser()
     own, command = [*arguments], []
     if own[:1] == ["record"] and "--" in own:
@@ -65,13 +63,13 @@ def run(arguments: Sequence[str]) -> int:
     try:
         print(text, flush=True)
     except BrokenPipeError:
-        # `| head` has read enough; Python would complain of it once more at its end
+        # the reader closed the pipe, as `| head` does; Python would report it at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0 if answer.ok else EXIT_EVIDENCE
 
 
 def _finite(value: Any) -> Any:
-    # JSON has no number that is not
+    # JSON has neither NaN nor infinity
     if isinstance(value, dict):
         return {key: _finite(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
@@ -80,7 +78,7 @@ def _finite(value: Any) -> Any:
 
 
 def make_parser() -> Parser:
-    """The parser of all commands; what it finds also names the one that found it."""
+    """Return the parser of all commands; its result holds the command's ``answer``."""
     as_written = argparse.RawDescriptionHelpFormatter
     first = [next(iter(one.EXAMPLES.values())) for one in COMMANDS.values()]
     parser = Parser(

@@ -1,4 +1,4 @@
-"""A private site cache for DVC, where no other user of the machine can put a file.
+"""A private site cache for DVC.
 
     python -m minitrain.cli.private_cache [PROJECT ...]
 
@@ -17,19 +17,16 @@ from stat import S_ISDIR
 from minitrain.core.errors import UserError, run_stage
 
 KEY = "core.site_cache_dir"
-# it overrides the configuration
-ENVIRONMENT = "DVC_SITE_CACHE_DIR"
-# what DVC takes where neither is set
-DEFAULT = Path("/var/tmp/dvc")
 
 
 def make_private_cache(project: Path) -> Path:
-    """Create the folder and write it to ``.dvc/config.local`` of ``project``.
+    """Create the folder and write its path to ``.dvc/config.local`` of ``project``.
 
     Raises:
-        UserError: Another user owns what is there, or DVC cannot write its setting.
+        UserError: ``project`` is not a DVC project, the folder belongs to another user,
+            or DVC cannot write its setting.
     """
-    # a container's root and its user may share a project: each has its own
+    # root in a container may share the project with a user: each has its own folder
     user = os.geteuid()
     if not (project / ".dvc").is_dir():
         raise UserError(f"{project}: must be a project of DVC")
@@ -41,45 +38,21 @@ def make_private_cache(project: Path) -> Path:
         raise UserError(f"{folder}: must be a folder of yours; remove it")
     folder.chmod(0o700)
     config = project / ".dvc" / "config.local"
-    line = f"site_cache_dir = {folder}"
-    # DVC takes a second to start
-    if not config.is_file() or line not in map(
-        str.strip, config.read_text().splitlines()
-    ):
-        done = _dvc_config(project, "--local", KEY, str(folder))
+    # DVC takes a second to start, so it is called for a change only
+    lines = config.read_text().splitlines() if config.is_file() else []
+    if f"site_cache_dir = {folder}" not in map(str.strip, lines):
+        command = [sys.executable, "-P", "-m", "dvc", "config", "--local", KEY]
+        done = subprocess.run(
+            [*command, str(folder)], cwd=project, capture_output=True, text=True
+        )
         if done.returncode:
             why = done.stderr.strip() or f"dvc config exits with {done.returncode}"
             raise UserError(f"{config}: {KEY} not set: {why}")
     return folder
 
 
-def configured(project: Path) -> Path:
-    """Return the site cache that DVC uses in ``project``, by all its settings."""
-    value = _dvc_config(project, KEY).stdout.strip()
-    return Path(os.environ.get(ENVIRONMENT) or value or DEFAULT)
-
-
-def is_private(folder: Path) -> bool:
-    """Return whether only this user can enter ``folder`` or one above it."""
-    folder = folder.resolve()
-    return any(map(_is_closed, (folder, *folder.parents)))
-
-
-def _is_closed(folder: Path) -> bool:
-    try:
-        found = folder.stat()
-    except OSError:
-        return False
-    return found.st_uid == os.geteuid() and not found.st_mode & 0o077
-
-
-def _dvc_config(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-P", "-m", "dvc", "config", *arguments]
-    return subprocess.run(command, cwd=project, capture_output=True, text=True)
-
-
 def main() -> None:
-    """Do so in the folders that the command line names, or the working directory."""
+    """Set it in the projects on the command line, or in the working directory."""
     for project in sys.argv[1:] or ["."]:
         make_private_cache(Path(project))
 

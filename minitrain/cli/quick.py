@@ -26,7 +26,7 @@ FEW = {
     "train": {"num_steps": 20, "num_epochs": None, "num_warmup_steps": 5},
     "baseline": {"num_rounds": 5},
 }
-# files of the user, which stay where they are
+# the user's own files are not copied
 OWN = (("corpus", "source"), ("model", "file"), ("model", "deps"))
 
 
@@ -43,7 +43,7 @@ def main() -> None:
         shutil.copy(file, COPY / file)
     _write_params(COPY / "params.yaml")
     make_private_cache(COPY)
-    # no commit has the copy
+    # the copy is not in git
     dvc = [sys.executable, "-P", "-m", "dvc"]
     subprocess.run([*dvc, "config", "core.no_scm", "true"], cwd=COPY, check=True)
     done = subprocess.run([*dvc, "repro"], cwd=COPY)

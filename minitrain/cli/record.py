@@ -1,7 +1,7 @@
 """Record an unchanged training command: what it computes, and where its time goes.
 
 The command starts as it is, with torchrun, accelerate or python; its output, signals
-and exit code are its own. Each process that trains writes a file of its own into the
+and exit code are its own. Each process that trains writes its own file into the
 folder (docs/recording.md), as with `minitrain.record(...)` in the script. `minitrain
 show` shows the recording, `minitrain verify` compares two.
 """
@@ -12,7 +12,7 @@ import os
 import shutil
 from pathlib import Path
 
-from minitrain.cli.answer import Answer
+from minitrain.cli.command import Answer
 from minitrain.core.errors import UserError
 
 EXAMPLES = {

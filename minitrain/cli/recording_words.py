@@ -1,35 +1,83 @@
-"""The lines of ``verify`` on two recordings."""
+"""The comparison of two recordings, as facts and in words."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minitrain.core.printable import as_lines
 from minitrain.recording.alarm import in_ranks
-from minitrain.report.numbers import plural
+from minitrain.report.numbers import ms, percent, plural
 
 if TYPE_CHECKING:
     from minitrain.compare.comparer import StepCompared
-    from minitrain.compare.difference import Difference
     from minitrain.compare.distances import Distance
     from minitrain.compare.recordings import RecordingsCompared
+    from minitrain.compare.run_diff import RunsCompared
+    from minitrain.recording.times import TimesCompared
 
+# marks of a step, the worst last
 MARKS = {"=": "equal bits", "~": "within rounding", "?": "undecided", "x": "different"}
-# the worst of those that share a place comes last
-WORST = "=~?x"
 SAME = ("equal bits", "same computation within rounding")
 STRIP_WIDTH = 60
+# largest number of names in a line
 SHOWN = 5
 KINDS = ("gradients", "parameters")
+# the smallest time that a file of times can hold: a step may take 0 ms
+LEAST_MS = 1e-4
+PARTS = {
+    "data_ms": "data, and what is between steps",
+    "forward_ms": "forward and loss",
+    "backward_ms": "backward",
+    "wait_ms": "wait for other ranks",
+    "comm_exposed_ms": "exposed communication",
+    "other_ms": "other, such as clipping",
+    "optimizer_ms": "optimizer",
+    "step_ms": "step",
+}
+
+
+def compared(
+    a: Path, b: Path, twin: Path | None = None, start: int | None = None
+) -> tuple[bool, dict[str, Any], str]:
+    """Compare two recordings.
+
+    Args:
+        twin: A perturbed recording of A, which shows how rounding grows.
+        start: The step of A at which B starts.
+
+    Returns:
+        True for the same computation, the facts for JSON, and the lines for a terminal.
+        Times are reported but do not affect the verdict.
+    """
+    from minitrain.compare.recordings import compare_recordings
+    from minitrain.recording.times import compare_times, read_times
+
+    found = compare_recordings(a, b, twin, start)
+    times = compare_times(read_times(a), read_times(b))
+    page = page_on(found)
+    more = {"page": page, "times": times and asdict(times)}
+    lines = [recordings_in_words(found), *([f"see {page}"] if page else [])]
+    lines += [times_compared(times)] if times else []
+    return found.same, recordings_as_facts(found) | more, "\n".join(lines)
+
+
+def page_on(found: "RecordingsCompared | RunsCompared") -> str | None:
+    """Return the page of docs/ on the cause of a difference, if there is one."""
+    from minitrain.compare.difference import PAGES
+
+    first = None if found.same else found.first
+    return PAGES.get(first.why.cause) if first else None
 
 
 def recordings_in_words(found: "RecordingsCompared") -> str:
-    """The alarms and the verdict first, then where and why; a line each."""
+    """Return the alarms and the verdict, then places and causes; a line each."""
     verdict = _verdict(found)
     lines = [f"alarm {line}" for line in _within(found.severe)] + [verdict]
-    if found.doubt:
-        lines.append(f"beyond the quick limits already {placed(found.doubt)}")
+    if doubt := found.doubt:
+        start = "from" if doubt.onwards else "at"
+        lines.append(f"first exceeds the quick limits {start} {doubt.where}")
     lines += _modules(found)
     lines += found.broken
     lines += [line for line in found.unseen if line not in verdict]
@@ -37,8 +85,8 @@ def recordings_in_words(found: "RecordingsCompared") -> str:
     lines.append(strip(found.steps))
     lines += _within(
         {
-            side: [line for line in said if line not in found.severe[side]]
-            for side, said in found.alarms.items()
+            side: [line for line in of if line not in found.severe[side]]
+            for side, of in found.alarms.items()
         }
     )
     of = found.resumed
@@ -46,23 +94,24 @@ def recordings_in_words(found: "RecordingsCompared") -> str:
     lines += [f"no difference by itself: {line}" for line in (*resumed, *found.asides)]
     if found.verdict == "undecided" and found.first and found.first.twin_decides:
         lines.append(
-            "a twin tells: run A once more with MINITRAIN_TWIN=1 into another folder, "
-            "then --twin FOLDER"
+            "to decide, record A with MINITRAIN_TWIN=1 into another folder and pass it "
+            "as --twin FOLDER"
         )
     return as_lines(lines)
 
 
-def _within(said: dict[str, list[str]]) -> list[str]:
-    """Return what the recorder's rules find in each recording."""
-    both = [line for line in said["A"] if line in said["B"]]
+def _within(findings: dict[str, list[str]]) -> list[str]:
+    # findings of the recorder's rules in each recording
+    both = [line for line in findings["A"] if line in findings["B"]]
     lines = [f"within A and B: {line}" for line in both]
-    for side, of in said.items():
+    for side, of in findings.items():
         lines += [f"within {side}: {line}" for line in of if line not in both]
     return lines
 
 
 def _verdict(found: "RecordingsCompared") -> str:
-    steps = number_of(found.steps)
+    more = " and the end" if any(step.end for step in found.steps) else ""
+    steps = plural(sum(not step.end for step in found.steps), "recorded step") + more
     if first := found.first:
         return f"{found.verdict} {'from' if first.onwards else 'at'} {first}"
     if found.verdict in SAME:
@@ -98,7 +147,7 @@ def _modules(found: "RecordingsCompared") -> list[str]:
 
 
 def _farthest(found: "RecordingsCompared") -> str:
-    said = []
+    clauses = []
     for kind in KINDS:
         pairs: list[tuple[Distance, int]] = [
             (getattr(step, kind), step.step) for step in found.steps
@@ -106,27 +155,17 @@ def _farthest(found: "RecordingsCompared") -> str:
         most, step = max(pairs, key=lambda pair: pair[0].share)
         if most.gap and found.verdict != "equal bits":
             limit = f"allowed {most.allowed_share:.1g}, step {step}"
-            said.append(f"{kind} at most {most.share:.1g} apart ({limit})")
-    return f"; {', '.join(said)}" if said else ""
-
-
-def placed(one: "Difference") -> str:
-    """Return the place of a difference: ``at step 3: gradients, tensor w``."""
-    return f"{'from' if one.onwards else 'at'} {one.where}"
-
-
-def number_of(steps: Sequence["StepCompared"]) -> str:
-    """Return how many steps were recorded, and whether more came after them."""
-    more = " and the end" if any(step.end for step in steps) else ""
-    return plural(sum(not step.end for step in steps), "recorded step") + more
+            clauses.append(f"{kind} at most {most.share:.1g} apart ({limit})")
+    return f"; {', '.join(clauses)}" if clauses else ""
 
 
 def strip(steps: Sequence["StepCompared"]) -> str:
-    """A mark for each recorded step; the worst of several where there are many."""
+    """Return a mark per recorded step; if they are many, the worst mark of several."""
     each = -(-len(steps) // STRIP_WIDTH)
-    parts = [steps[start : start + each] for start in range(0, len(steps), each)]
-    marks = [max((s.mark for s in part), key=WORST.index) for part in parts]
-    legend = ", ".join(f"{m} {MARKS[m]}" for m in WORST if m in marks)
+    groups = [steps[start : start + each] for start in range(0, len(steps), each)]
+    worst = "".join(MARKS)
+    marks = [max((step.mark for step in g), key=worst.index) for g in groups]
+    legend = ", ".join(f"{m} {text}" for m, text in MARKS.items() if m in marks)
     recorded = [step.step for step in steps if not step.end]
     span = f"steps {recorded[0]} to {recorded[-1]}"
     if len(recorded) < len(steps):
@@ -136,7 +175,7 @@ def strip(steps: Sequence["StepCompared"]) -> str:
 
 
 def recordings_as_facts(found: "RecordingsCompared") -> dict[str, Any]:
-    """The same for programs."""
+    """Return the comparison for JSON."""
     of = found.resumed
     steps = [
         {
@@ -148,39 +187,45 @@ def recordings_as_facts(found: "RecordingsCompared") -> dict[str, Any]:
         }
         for step in found.steps
     ]
+    copied = ("same", "verdict", "twin", "only_in_a", "only_in_b", "broken", "unseen")
     return {
         "equal": found.verdict == "equal bits",
-        "same": found.same,
-        "verdict": found.verdict,
+        **{name: getattr(found, name) for name in (*copied, "alarms", "severe")},
         "first": found.first and found.first.facts(),
         "doubt": found.doubt and found.doubt.facts(),
-        "twin": found.twin,
         "resumed": of and {"side": of.side, "step": of.step},
         "steps": steps,
-        "only_in_a": found.only_in_a,
-        "only_in_b": found.only_in_b,
-        "broken": found.broken,
-        "unseen": found.unseen,
         "no_difference": found.asides,
-        "alarms": found.alarms,
-        "severe": found.severe,
         "modules": found.modules and asdict(found.modules),
     }
 
 
 def _measured(found: "Distance") -> dict[str, Any]:
-    numbers = {"share": found.share, "allowed": found.allowed_share}
     facts = {name: getattr(found, name) for name in ("equal", "within", "tensor")}
-    return facts | numbers
+    return facts | {"share": found.share, "allowed": found.allowed_share}
+
+
+def times_compared(found: "TimesCompared") -> str:
+    """Return a line on how the step times of two recordings differ."""
+    steps = f"a step takes {ms(found.a_ms)} in A, {ms(found.b_ms)} in B"
+    if not found.one_host:
+        steps += " (on different hosts)"
+    if not found.differ:
+        return f"time: no difference is seen: {steps}, noise {ms(found.noise_ms)}"
+    longer = found.b_ms / max(found.a_ms, LEAST_MS) - 1
+    most = [f"{PARTS[part]} {by:+.1f} ms" for part, by in found.parts.items()][:3]
+    what = f"{percent(abs(longer))} {'longer' if longer > 0 else 'shorter'}"
+    which = f": {', '.join(most)}" if most else ""
+    return f"time: {steps}, {what}{which} (noise {ms(found.noise_ms)})"
 
 
 def only_in_words(only_in_a: Sequence[str], only_in_b: Sequence[str]) -> list[str]:
-    """Return what one of the two alone has; a line for each that has more."""
+    """Return a line for each side that has names which the other does not have."""
     sides = (("A", only_in_a), ("B", only_in_b))
     return [f"only in {side}: {some(names)}" for side, names in sides if names]
 
 
 def some(names: Sequence[str]) -> str:
-    """The first of ``names``, and how many more there are."""
+    """Return the first names, and the number of the others."""
     more = len(names) - SHOWN
     return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -9,7 +9,7 @@ read.
 import argparse
 from pathlib import Path
 
-from minitrain.cli.answer import Answer
+from minitrain.cli.command import Answer
 
 EXAMPLES = {
     "after an edit of words or pictures": "minitrain report",
@@ -27,8 +27,8 @@ def answer(options: argparse.Namespace) -> Answer:
     """Publish, and name the page."""
     # drawing takes seconds to import: not for --help
     from minitrain.report.publish import publish
+    from minitrain.report.published import result_block
     from minitrain.report.read import Project
-    from minitrain.report.readme import result_block
     from minitrain.report.render import write_marked
 
     data, metrics = Path("data"), Path("metrics")

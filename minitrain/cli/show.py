@@ -8,17 +8,26 @@ the two are not the same computation.
 """
 
 import argparse
+from collections.abc import Sequence
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from minitrain.cli.answer import Answer
-from minitrain.cli.shown_words import in_words
+from minitrain.cli.command import Answer
+from minitrain.cli.recording_words import LEAST_MS, PARTS, compared
 from minitrain.core.errors import UserError
+from minitrain.core.files import open_atomic
+from minitrain.core.printable import as_lines
+from minitrain.recording.alarm import in_ranks, lacks
+from minitrain.report.numbers import ms, percent, plural, thousands
 
 EXAMPLES = {
     "a recording": "minitrain show runs/two",
     "two, on one page": "minitrain show runs/one runs/two --html runs.html",
 }
+# largest number of ranks with a column in the table
+SHOWN_RANKS = 8
+NOT_TIMED = "no step was timed: the first four, and those that were recorded, are not"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,25 +45,160 @@ def answer(options: argparse.Namespace) -> Answer:
     """Read one recording or two."""
     from minitrain.recording.shown import read_shown
 
-    page = options.html
-    if page and page.suffix != ".html":
-        raise UserError(f"--html: {page}: must end in .html")
+    if options.html and options.html.suffix != ".html":
+        raise UserError(f"--html: {options.html}: must end in .html")
     folders = [one for one in (options.folder, options.other) if one is not None]
-    shown = [read_shown(folder) for folder in folders]
-    parts = ["\n".join(in_words(one)) for one in shown]
-    facts: dict[str, Any] = shown[0].facts()
-    compared: list[str] = []
-    ok = not any(one.lines("alarm") for one in shown)
+    shown = [read_shown(folder).facts() for folder in folders]
+    paragraphs = [as_lines([*_findings(f), *times_in_words(f)]) for f in shown]
+    facts: dict[str, Any] = shown[0]
+    ok = not any(one["alarms"] for one in shown)
+    lines: list[str] = []
     if len(shown) == 2:
-        from minitrain.cli.verify import compared as compare
+        same, of_both, text = compared(*folders)
+        lines = text.split("\n")
+        paragraphs.append(text)
+        facts = {"recordings": shown, "compared": of_both}
+        ok = ok and same
+    if options.html:
+        _write_page(shown, lines, options.html)
+    return Answer(ok, facts, "\n\n".join(paragraphs))
 
-        found, of_both, text = compare(*folders)
-        compared = text.split("\n")
-        parts.append(text)
-        facts = {"recordings": [one.facts() for one in shown], "compared": of_both}
-        ok = ok and found.same
-    if page:
-        from minitrain.cli.recording_page import write_page
 
-        write_page(shown, compared, page)
-    return Answer(ok, facts, "\n\n".join(parts))
+def _findings(facts: dict[str, Any]) -> list[str]:
+    lines = [_headline(facts), *(f"alarm: {line}" for line in facts["alarms"])]
+    lines += facts["notes"]
+    lines += [f"see {page}" for page in facts["pages"]]
+    return lines if len(lines) > 1 else [*lines, "no alarm, no note"]
+
+
+def _headline(facts: dict[str, Any]) -> str:
+    ranks = plural(facts["world_size"], "rank")
+    steps = plural(facts["num_steps"], "step")
+    line = f"{facts['folder']}: {ranks}, {steps}, {facts['num_recorded']} recorded"
+    if losses := facts["losses"]:
+        first, last = losses[0], losses[-1]
+        line += f"; loss {first['loss']:.4g} at step {first['step']}"
+        line += f", {last['loss']:.4g} at step {last['step']}"
+    if facts["missing_ranks"]:
+        line += f"; {lacks(facts['missing_ranks'], facts['folder'])}"
+    early: dict[str, list[int]] = {}
+    for one in facts["unfinished"]:
+        what = "killed, or at work," if one["killed"] else "ended early"
+        what += f" after {plural(one['steps'], 'step')}"
+        early.setdefault(what, []).append(one["rank"])
+    ends = [f"no end of {in_ranks(ranks)}: {what}" for what, ranks in early.items()]
+    return "; ".join([line, *ends])
+
+
+def times_in_words(facts: dict[str, Any]) -> list[str]:
+    """Return where the time goes: a table by rank, and the slowest rank."""
+    if not facts["steps_timed"]:
+        return [NOT_TIMED]
+    step = facts["parts"]["all"]["step_ms"]
+    each = f"a step takes {ms(step)} ({plural(facts['steps_timed'], 'step')} timed)"
+    if facts["samples_per_s"]:
+        each += f": {thousands(facts['samples_per_s'])} samples a second"
+    header, *rows = _table(facts, SHOWN_RANKS, ".1f")
+    lines = [f"{header[0]:<32}" + "".join(f"{cell:>9}" for cell in header[1:])]
+    for name, *cells in rows:
+        lines.append(f"  {name:<30}" + "".join(f"{cell:>9}" for cell in cells))
+    return [each, *lines, straggler(facts)]
+
+
+def _table(facts: dict[str, Any], most: int | None, spec: str) -> list[list[str]]:
+    # the mean of each component: its share of a step, then by rank
+    every = facts["parts"]["all"]
+    ranks = [rank for rank in facts["parts"] if rank != "all"][:most]
+    rows = [["ms", "share", *(f"rank {rank}" for rank in ranks)]]
+    for part in filter(every.__contains__, PARTS):
+        share = percent(every[part] / max(every["step_ms"], LEAST_MS))
+        cells = [format(facts["parts"][rank].get(part, 0.0), spec) for rank in ranks]
+        rows.append([PARTS[part], share, *cells])
+    return rows
+
+
+def straggler(facts: dict[str, Any]) -> str:
+    """Return a line that names the slowest rank, or says that none was detected."""
+    found = facts["stragglers"]
+    if found["undecided"]:
+        return f"slow rank: undecided: {found['undecided']}"
+    if not found["slow"]:
+        return (
+            f"no rank is slow: one that needs {ms(found['visible_ms'])} more would show"
+        )
+    slow, part = found["slow"][0], PARTS[facts["late_part"]]
+    line = (
+        f"rank {slow['rank']} is {ms(slow['excess_ms'])} late in each step, in {part}"
+    )
+    if found["others_wait_ms"] is not None:
+        line += f"; the others wait {ms(found['others_wait_ms'])}"
+    return line
+
+
+def _write_page(
+    shown: Sequence[dict[str, Any]], comparison: Sequence[str], path: Path
+) -> None:
+    # jinja2 comes with torch; minitrain.report.render would need pandas
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    templates = Environment(
+        loader=PackageLoader("minitrain.report"),
+        autoescape=True,
+        trim_blocks=True,
+        undefined=StrictUndefined,
+    )
+    names = " and ".join(one["folder"] for one in shown)
+    page = templates.get_template("recording.html").render(
+        title=f"Recording{'s' if len(shown) > 1 else ''} {names}",
+        recordings=[_section(one) for one in shown],
+        compared=comparison,
+        **_losses(shown),
+    )
+    with open_atomic(path) as file:
+        file.write(page)
+
+
+def _section(facts: dict[str, Any]) -> dict[str, Any]:
+    section = {"folder": facts["folder"], "lines": _findings(facts), "bars": {}}
+    if not facts["steps_timed"]:
+        return section | {"not_timed": NOT_TIMED}
+    parts = facts["parts"]
+    ranks = {f"rank {rank}": of for rank, of in parts.items() if rank != "all"}
+    step, count = ms(parts["all"]["step_ms"]), plural(facts["steps_timed"], "step")
+    longest = max(LEAST_MS, *(of["step_ms"] for of in ranks.values()))
+    header, *rows = _table(facts, None, ".2f")
+    keys = [part for part in PARTS if part in parts["all"]]
+    return section | {
+        "bars": {name: _bar(of, longest) for name, of in ranks.items()},
+        "caption": f"A step takes {step} (mean of {count})",
+        "header": header,
+        "rows": dict(zip(keys, rows, strict=True)),
+        "straggler": straggler(facts),
+    }
+
+
+def _bar(of: dict[str, Any], longest: float) -> list[dict[str, Any]]:
+    bar, start = [], 0.0
+    for key, name in PARTS.items():
+        if key in of and key != "step_ms":
+            share, text = of[key] / longest, f"{name}: {ms(of[key])}"
+            bar.append({"key": key, "start": start, "share": share, "text": text})
+            start += share
+    return bar
+
+
+def _losses(shown: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    curves = []
+    for one in shown:
+        points = [(point["step"], point["loss"]) for point in one["losses"]]
+        finite = [(step, loss) for step, loss in points if isfinite(loss)]
+        if finite:
+            curves.append({"folder": one["folder"], "points": finite})
+    steps, losses = (
+        [point[axis] for curve in curves for point in curve["points"]]
+        for axis in (0, 1)
+    )
+    if not curves:
+        return {"curves": []}
+    first, last, low, high = min(steps), max(steps), min(losses), max(losses)
+    return {"curves": curves, "first": first, "last": last, "low": low, "high": high}

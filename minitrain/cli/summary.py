@@ -8,7 +8,7 @@ be read.
 import argparse
 from pathlib import Path
 
-from minitrain.cli.answer import Answer
+from minitrain.cli.command import Answer
 
 EXAMPLES = {
     "the last lines of make": "minitrain summary",
@@ -20,7 +20,7 @@ def answer(options: argparse.Namespace) -> Answer:
     """Return the lines, as they are published."""
     # tables take a moment to import: not for --help
     from minitrain.core.params import require_root
-    from minitrain.report.terminal import summary_lines
+    from minitrain.report.published import summary_lines
 
     metrics = Path("metrics")
     if not metrics.is_dir():

@@ -16,16 +16,10 @@ import argparse
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from minitrain.cli.answer import Answer
-from minitrain.cli.recording_words import (
-    only_in_words,
-    recordings_as_facts,
-    recordings_in_words,
-    some,
-)
-from minitrain.cli.shown_words import times_compared
+from minitrain.cli.command import Answer
+from minitrain.cli.recording_words import compared, only_in_words, page_on, some
 from minitrain.core.errors import UserError
 from minitrain.core.files import nearest_file
 from minitrain.core.printable import as_lines
@@ -33,10 +27,8 @@ from minitrain.proof.words import printed
 from minitrain.report.numbers import plural
 
 if TYPE_CHECKING:
-    from minitrain.compare.folders import FoldersCompared
-    from minitrain.compare.recordings import RecordingsCompared
     from minitrain.compare.run_diff import RunsCompared
-    from minitrain.compare.state_diff import Comparison
+    from minitrain.compare.state_diff import Comparison, FoldersCompared
 
 EXAMPLES = {
     "two states, one of them saved from a wrapper": (
@@ -75,25 +67,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def answer(options: argparse.Namespace) -> Answer:
     """Read both sides and compare them."""
     # torch takes seconds to import: not for --help
-    from minitrain.compare.folders import beside, compare_folders
     from minitrain.compare.formats import is_state
     from minitrain.compare.recordings import is_recording
     from minitrain.compare.run_diff import is_run
-    from minitrain.compare.state_diff import compare_states
+    from minitrain.compare.state_diff import beside, compare_folders, compare_states
     from minitrain.compare.states import read_state
 
     a, b, prefix = options.a, options.b, options.strip_prefix
-    _refuse_misspelt([a, b, options.twin])
+    given = [path for path in (a, b, options.twin) if path is not None]
+    for path in given:
+        # without a similar name the reader's own error names what is missing
+        if not path.exists() and (near := nearest_file(path, but=given)):
+            raise UserError(f"{path}: does not exist{near}")
     for mine, other in ((a, b), (b, a)):
         if mine.is_dir() and not is_state(mine) and not other.is_dir():
             what = "is a file" if other.exists() else "does not exist"
             kind = "a run" if is_run(mine) else "a folder"
             kind = "a recording" if is_recording(mine) else kind
             raise UserError(f"{other}: {what}; {mine} is {kind}, so it must be one too")
-    if is_recording(a) or is_recording(b):
+        if is_recording(mine) and not is_recording(other):
+            raise UserError(
+                f"{other}: is no recording; {mine} is, so it must be one too"
+            )
+    if is_recording(a):
         return _answer_for_recordings(options)
-    given = vars(options)
-    if extra := [n for n in ("twin", "from") if given[n] is not None]:
+    if extra := [n for n in ("twin", "from") if vars(options)[n] is not None]:
         raise UserError(f"--{extra[0]}: is for two recordings, and {a} is none")
     if is_run(a) or is_run(b):
         return _answer_for_runs(a, b)
@@ -107,92 +105,40 @@ def answer(options: argparse.Namespace) -> Answer:
     return Answer(found.equal, facts, in_words(found) + more)
 
 
-def _refuse_misspelt(paths: list[Path | None]) -> None:
-    # where nothing is near, the error of the reader names what is missing
-    given = [path for path in paths if path is not None]
-    for path in given:
-        if not path.exists() and (near := nearest_file(path, but=given)):
-            raise UserError(f"{path}: does not exist{near}")
-
-
 def _answer_for_runs(a: Path, b: Path) -> Answer:
     from minitrain.compare.run_diff import compare_runs
 
     found = compare_runs(a, b)
+    copied = ("same", "verdict", "losses", "world_sizes", "unlike_ranks")
     facts = {
         "equal": found.verdict == "equal",
-        "same": found.same,
-        "verdict": found.verdict,
+        **{name: getattr(found, name) for name in copied},
         "first": found.first and found.first.facts(),
-        "losses": found.losses,
         "tolerances": {name: asdict(rung) for name, rung in found.rungs.items()},
         "states": {name: asdict(found.states[name]) for name in found.unlike_states},
-        "world_sizes": found.world_sizes,
-        "unlike_ranks": found.unlike_ranks,
         "only_in_a": found.only_in_a,
         "only_in_b": found.only_in_b,
-        "page": _page(found),
+        "page": page_on(found),
     }
     return Answer(found.same, facts, runs_in_words(found))
 
 
 def _answer_for_recordings(options: argparse.Namespace) -> Answer:
-    from minitrain.compare.recordings import is_recording
-
-    for mine, other in ((options.a, options.b), (options.b, options.a)):
-        if not is_recording(other):
-            raise UserError(
-                f"{other}: is no recording; {mine} is, so it must be one too"
-            )
-    if options.twin and not options.twin.exists():
-        raise UserError(f"--twin: {options.twin}: does not exist")
-    start = vars(options)["from"]
-    if start is not None and (start < 0 or options.twin):
+    twin, start = options.twin, vars(options)["from"]
+    if twin and not twin.exists():
+        raise UserError(f"--twin: {twin}: does not exist")
+    if start is not None and (start < 0 or twin):
         allowed = "at least 0, a step of A at which B starts, and without --twin"
         raise UserError(f"--from = {start}: must be {allowed}")
-    found, facts, text = compared(options.a, options.b, options.twin, start)
-    return Answer(found.same, facts, text)
-
-
-def compared(
-    a: Path, b: Path, twin: Path | None = None, start: int | None = None
-) -> tuple["RecordingsCompared", dict[str, Any], str]:
-    """Return what two recordings have in common: as such, for programs, and in words.
-    Their times are beside the verdict and no part of it.
-    """
-    from minitrain.compare.recordings import compare_recordings
-    from minitrain.recording.times import compare_times, read_times
-
-    found = compare_recordings(a, b, twin, start)
-    times = compare_times(read_times(a), read_times(b))
-    page = _page(found)
-    facts = recordings_as_facts(found) | {
-        "page": page,
-        "times": times and asdict(times),
-    }
-    lines = [recordings_in_words(found), *([f"see {page}"] if page else [])]
-    lines += [times_compared(times)] if times else []
-    return found, facts, "\n".join(lines)
-
-
-def _page(found: "RecordingsCompared | RunsCompared") -> str | None:
-    # the page of docs/ on the cause of a difference
-    from minitrain.compare.difference import PAGES
-
-    first = None if found.same else found.first
-    return PAGES.get(first.why.cause) if first else None
+    return Answer(*compared(options.a, options.b, twin, start))
 
 
 def runs_in_words(found: "RunsCompared") -> str:
-    """Return the verdict on two runs, how far apart they are, and where first."""
-    compared = ", ".join(
-        [
-            plural(found.num_recorded, "recorded step") + " of a rank",
-            plural(found.num_losses, "loss", "losses"),
-            plural(len(found.states), "final state"),
-        ]
-    )
-    lines = [f"{found.verdict}: {compared}"]
+    """Return the verdict on two runs, their distance, and the first difference."""
+    steps = plural(found.num_recorded, "recorded step") + " of a rank"
+    losses = plural(found.num_losses, "loss", "losses")
+    both = f"{steps}, {losses}, {plural(len(found.states), 'final state')}"
+    lines = [f"{found.verdict}: {both}"]
     if found.unlike_ranks:
         sides = [f"{side}: {what}" for side, what in found.unlike_ranks.items()]
         lines = [f"different: ranks of {'; ranks of '.join(sides)}"]
@@ -202,7 +148,7 @@ def runs_in_words(found: "RunsCompared") -> str:
         lines = ["different: what only one of them has"]
     lines += only_in_words(found.only_in_a, found.only_in_b)
     if found.equal and not found.same:
-        lines.append(f"equal is what both have: {compared}")
+        lines.append(f"equal is what both have: {both}")
     if found.rungs:
         lines += printed({name: asdict(rung) for name, rung in found.rungs.items()})
     if found.first and (found.same or found.unlike_ranks):
@@ -217,13 +163,13 @@ def runs_in_words(found: "RunsCompared") -> str:
     if found.world_sizes[0] != found.world_sizes[1]:
         sizes = " in A, ".join(map(str, found.world_sizes))
         lines.append(f"no difference by itself: world_size: {sizes} in B")
-    if page := _page(found):
+    if page := page_on(found):
         lines.append(f"see {page}")
     return as_lines(lines)
 
 
 def folders_in_words(found: "FoldersCompared") -> str:
-    """Return what differs between two folders; a line for each state and file."""
+    """Return the differences between two folders, a line for each state and file."""
     compared = [*found.states.values(), *found.files.values()]
     count = plural(len(compared), "state or file", "states and files")
     lines = [f"equal: {count}" if found.equal else f"different, of {count}"]
@@ -237,12 +183,12 @@ def folders_in_words(found: "FoldersCompared") -> str:
 
 
 def in_words(found: "Comparison") -> str:
-    """Return what differs, the most telling first; a line each."""
+    """Return the differences of two states, the most important first; a line each."""
     return as_lines([*_differences(found), *_asides(found)])
 
 
 def _asides(found: "Comparison") -> Iterator[str]:
-    """Return clauses on what is no difference."""
+    # clauses that do not count as differences
     for clause in found.said:
         yield f"names: {clause}"
     if found.nan:

@@ -1,5 +1,5 @@
-"""The recorded steps of two runs side by side: the ranks that are compared, and what
-the runs came to after the last recorded step.
+"""Alignment of two recordings: pairs of steps and ranks, the end of both runs, and the
+trajectory of A, which decides how far rounding may carry B.
 """
 
 import math
@@ -7,12 +7,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
-from minitrain.compare.limits import FLOAT32, FLOAT64, Limits
-from minitrain.compare.trajectory import Trajectory, trajectory_of
+import torch
+
+from minitrain.compare.limits import FLOAT32, FLOAT64, LINEAR, Limits
 from minitrain.recording.alarm import Row, hashes
 from minitrain.recording.format import Recording
+from minitrain.recording.sketches import apart, common, fit, norm, vector
 
 DOUBLE = {"float64", "complex128"}
 Rows = Mapping[int, Row]
@@ -20,14 +23,14 @@ Pair = tuple[int, int]
 
 
 def ratio(gap: float, size: float) -> float:
-    """Return a gap as a share of ``size``; infinity where only the gap has a size."""
+    """Return a gap as a share of ``size``; infinity if only the size is zero."""
     if size > 0:
         return gap / size
     return math.inf if gap else 0.0
 
 
 def samples(rows: Rows, kind: str = "inputs") -> Counter[str]:
-    """The digests of all samples that these ranks read for one step."""
+    """Count the digests of all samples that these ranks read for one step."""
     batches = (batch for row in rows.values() for batch in row.get(kind, ()))
     return Counter(digest for batch in batches for digest in batch)
 
@@ -49,7 +52,7 @@ def same_samples(a: Rows, b: Rows) -> bool:
 
 def _alike(a: str, b: str, short: Mapping[str, Sequence[str]]) -> bool:
     of_a, of_b = short.get(a, ()), short.get(b, ())
-    # one of them is not padded, or both are, with the same element
+    # only one is padded, or both are with the same element
     return a in of_b or b in of_a or bool(of_a and of_b and of_a[0] == of_b[0])
 
 
@@ -63,8 +66,31 @@ def _unpadded(rows: Rows) -> dict[str, Sequence[str]]:
 
 
 @dataclass(frozen=True)
+class Trajectory:
+    """Trajectory of a run. ``first``: the parameters after the first recorded step;
+    ``first_move``: the norm of that step, by tensor; ``linear``: steps are linear in
+    the gradients (SGD) or not (Adam); ``eps``: the spacing of floats at 1, by tensor.
+    """
+
+    numel: Mapping[str, int]
+    eps: Mapping[str, float]
+    first: Mapping[str, Row]
+    first_move: Mapping[str, float]
+    linear: bool
+    trains_buffers: bool
+
+    def moved(self, row: Row) -> dict[str, float]:
+        """Estimate the distance that training moved each tensor until ``row``."""
+        now = row["parameters"]
+        return {
+            name: self.first_move[name] + apart(now[name], self.first[name])
+            for name in common(self.first, now)
+        }
+
+
+@dataclass(frozen=True)
 class RankPairs:
-    """Rows of the ranks of A and of B that are compared."""
+    """Rows of A and of B by rank, for one step or for the headers."""
 
     a: Rows
     b: Rows
@@ -72,13 +98,13 @@ class RankPairs:
 
     @property
     def same_size(self) -> bool:
-        """Return whether rank r of A has its counterpart in rank r of B."""
+        """Return whether rank r of A is compared with rank r of B."""
         return self.world_sizes[0] == self.world_sizes[1]
 
     @cached_property
     def pairs(self) -> list[Pair]:
-        """Pairs of ranks of A and B that are compared: where the world sizes differ,
-        the first of either with all of the other, since they should have the same.
+        """Pairs of ranks of A and B that are compared. If the world sizes differ, the
+        first rank of each with all of the other: gradients are the same on all ranks.
         """
         if self.same_size:
             return [(rank, rank) for rank in sorted(self.a.keys() & self.b.keys())]
@@ -98,7 +124,9 @@ class RankPairs:
         return (len(self.a), len(self.b)) == self.world_sizes
 
     def named(self, pairs: Sequence[Pair]) -> dict[str, Any]:
-        """The ranks of these pairs, and of which run they are; none for all pairs."""
+        """Return the ranks of ``pairs`` and their run as fields of a Difference; no
+        fields for all pairs.
+        """
         if len(pairs) == len(self.pairs):
             return {}
         if self.same_size:
@@ -113,9 +141,8 @@ class RankPairs:
 class StepPair(RankPairs):
     """One step of one optimizer in A and in B: a row for each rank.
 
-    ``trajectory`` is A's until its end, ``limits`` are those of the type in which both
-    train, ``twin`` is the row of the first rank of A's twin. ``end``: it is what both
-    came to after the last recorded step.
+    ``trajectory`` belongs to A, ``twin`` is the row of the first rank of A's twin;
+    ``end``: the rows are the states at the end of the runs, after the last step.
     """
 
     optimizer: int
@@ -127,7 +154,7 @@ class StepPair(RankPairs):
 
     @property
     def draws_otherwise(self) -> bool:
-        """Return whether a forward pass drew random numbers, at other world sizes."""
+        """Return whether forward passes draw random numbers at unequal world sizes."""
         rows = (*self.a.values(), *self.b.values())
         return not self.same_size and any(row["draws"] for row in rows)
 
@@ -138,26 +165,26 @@ def header(recording: Recording) -> Row:
 
 
 def rows_at(recording: Recording, key: tuple[int, int]) -> dict[int, Row]:
-    """The rows of one optimizer and step, by rank."""
+    """Return the rows of one optimizer and step, by rank."""
     ranks = sorted(recording.ranks.items())
     return {rank: one.steps[key] for rank, one in ranks if key in one.steps}
 
 
 def keys_of(recording: Recording) -> list[tuple[int, int]]:
-    """All that a rank recorded, by optimizer and step, in the order of the run."""
+    """Return every recorded (optimizer, step), in the order of the run."""
     rows = recording.ranks.values()
     return [*dict.fromkeys(key for one in rows for key in one.steps)]
 
 
 def places_of(a: Recording, b: Recording, twin: Recording | None) -> list[StepPair]:
-    """Return the steps that ranks which are compared both recorded, in the order of the
-    run, and for each optimizer the end, if anything came after the last of them.
+    """Return the steps that are in both recordings, in the order of the run, and for
+    each optimizer the end, if anything changed after the last of them.
     """
     sizes = a.world_size, b.world_size
-    # where all parameters are float64, so is what is computed
+    # models with float64 parameters compute in float64
     kinds = [one["dtype"] for r in (a, b) for one in header(r)["parameters"].values()]
     limits = FLOAT64 if {*kinds} <= DOUBLE else FLOAT32
-    trajectories = {n: trajectory_of(a, n) for n in {n for n, _ in keys_of(a)}}
+    trajectories = {n: _trajectory(a, n) for n in {n for n, _ in keys_of(a)}}
     places, both = [], {*keys_of(b)}
     for key in (key for key in keys_of(a) if key in both):
         rows = rows_at(a, key), rows_at(b, key)
@@ -173,7 +200,7 @@ def places_of(a: Recording, b: Recording, twin: Recording | None) -> list[StepPa
 def _end(
     a: Recording, b: Recording, twin: Recording | None, place: StepPair
 ) -> StepPair | None:
-    # none where a rank has no end, the numbers of steps differ, or nothing came after
+    # None if a rank has no end, the numbers of steps differ, or nothing changed since
     of_twin = {min(twin.ranks): place.twin} if twin and place.twin else {}
     sides = ((a, place.a), (b, place.b), (twin, of_twin))
     ends = [_rows_at_end(r, rows, place) if r else {} for r, rows in sides]
@@ -188,7 +215,8 @@ def _end(
 
 
 def _rows_at_end(recording: Recording, rows: Rows, place: StepPair) -> dict[int, Row]:
-    # the last row of each rank that has an end, as if it were one step later
+    # the last row of each rank that has an end, with the parameters and buffers of the
+    # end
     found: dict[int, Row] = {}
     for rank, row in rows.items():
         end = recording.ranks[rank].end or {}
@@ -200,3 +228,57 @@ def _rows_at_end(recording: Recording, rows: Rows, place: StepPair) -> dict[int,
             now["changed"] = any(hashes(row, k) != hashes(now, k) for k in kinds)
             found[rank] = now
     return found
+
+
+def _trajectory(recording: Recording, optimizer: int) -> Trajectory:
+    # of the first rank that recorded steps of the optimizer
+    ranks = [one for _, one in sorted(recording.ranks.items())]
+    one = next(r for r in ranks if any(key[0] == optimizer for key in r.steps))
+    rows = [row for key, row in sorted(one.steps.items()) if key[0] == optimizer]
+    first, about = rows[0]["parameters"], one.header["parameters"]
+    numel = {name: math.prod(entry["shape"]) for name, entry in about.items()}
+    if len(rows) > 1 and rows[1]["step"] == rows[0]["step"] + 1:
+        second = rows[1]["parameters"]
+        move = {n: apart(first[n], second[n]) for n in common(first, second)}
+    else:
+        rate, gradients = max(rows[0]["lr"], default=0.0), rows[0]["gradients"]
+        move = {
+            n: rate * min(norm(gradients[n]), math.sqrt(numel.get(n, 0)))
+            for n in common(first, gradients)
+        }
+    return Trajectory(
+        numel=numel,
+        eps={name: _eps(entry["dtype"]) for name, entry in about.items()},
+        first=first,
+        first_move={name: move.get(name, 0.0) for name in first},
+        linear=_is_linear(rows),
+        trains_buffers=rows[0]["buffers"] != rows[-1]["buffers"],
+    )
+
+
+def _eps(dtype: str) -> float:
+    try:
+        # sketches are sums in float64, which limits what they resolve
+        return max(torch.finfo(getattr(torch, dtype)).eps, 2.0**-49)
+    except (AttributeError, TypeError, NotImplementedError):
+        # an integer type, or one without arithmetic
+        return 0.0
+
+
+def _is_linear(rows: Sequence[Row]) -> bool:
+    # A step of SGD is a sum of the gradients so far (momentum) and of the weights
+    # (weight decay). The first step that can be fitted decides.
+    for number, (before, row) in enumerate(pairwise(rows)):
+        past = rows[: number + 2]
+        if row["step"] != number + rows[0]["step"] + 1:
+            break
+        tables = [*(one["gradients"] for one in past), row["parameters"]]
+        names = common(*tables, before["parameters"])
+        start, end = (vector(r, "parameters", names) for r in (before, row))
+        parts = [vector(r, "gradients", names) for r in past]
+        found = fit(end - start, [*parts, start])
+        # weights that are zero, or parallel to a gradient, cannot be fitted
+        found = found or fit(end - start, parts[-1:])
+        if found is not None:
+            return found[1] < LINEAR
+    return False

@@ -1,39 +1,37 @@
-"""One step of two recordings: what differs first there, and whether that is sure."""
+"""Comparison of one step of two recordings: the first difference, and if it is sure."""
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from minitrain.compare.align import StepPair, ratio, same_samples, samples
+from minitrain.compare.align import StepPair, same_samples, samples
 from minitrain.compare.difference import Cause, Difference, What, Why, why
 from minitrain.compare.distances import Distance, distance
-from minitrain.compare.drift import cause_of_drift, moves, still_in_one
 from minitrain.compare.gradient_causes import cause_in_gradients
-from minitrain.compare.inputs_and_state import (
+from minitrain.compare.resume import Resumed, cause_of, scale_unlike
+from minitrain.compare.step_causes import (
     also_unlike,
     at,
     buffers_unlike,
     cause_in_data,
+    drift_of,
     rates_unlike,
     rest_is_equal,
     settings_unlike,
     state_unlike,
+    still_in_one,
 )
-from minitrain.compare.resume import Resumed, cause_of, scale_unlike
-from minitrain.recording.sketches import common, is_finite, vector
+from minitrain.recording.sketches import is_finite
 
-# by how much rounding grows in a step, at most
+# the largest growth of rounding in a step
 GROWTH = 2.0
-OF = {
-    What.GRADIENTS: "the largest gradient",
-    What.PARAMETERS: "how far it has moved",
-}
+OF = {What.GRADIENTS: "the largest gradient", What.PARAMETERS: "how far it has moved"}
 
 
 @dataclass(frozen=True)
 class StepCompared:
-    """One recorded step: ``=`` equal bits, ``~`` within rounding, ``?`` undecided,
-    ``x`` different, with the ``first`` difference.
+    """The result for one recorded step. ``mark``: ``=`` equal bits, ``~`` within
+    rounding, ``?`` undecided, ``x`` different.
     """
 
     optimizer: int
@@ -52,8 +50,8 @@ class Comparer:
     same_torch: bool
     resumed: Resumed | None = None
     before: StepPair | None = None
-    # the largest share of rounding in the gradients so far, and the share at the
-    # recorded step before
+    # the largest share of rounding in the gradients so far, and the one at the recorded
+    # step before
     noise: float = 0.0
     share: float = 0.0
     equal: bool = True
@@ -61,7 +59,7 @@ class Comparer:
     over: bool = False
 
     def compare(self, place: StepPair) -> StepCompared:
-        """Return what differs at ``place``, the next one."""
+        """Compare the next step."""
         gradients = distance(place, What.GRADIENTS, self.noise)
         parameters = distance(place, What.PARAMETERS, self.noise)
         equal = gradients.equal and parameters.equal and rest_is_equal(place)
@@ -81,7 +79,7 @@ class Comparer:
         self.equal = self.equal and equal
         self.before = place
         self.share = gradients.share
-        # what a twin alone excuses may be another thing than rounding
+        # a distance that only the twin allows may be no rounding
         if gradients.within and not gradients.num_beyond_quick:
             self.noise = max(self.noise, min(gradients.whole, 1.0))
         step = place.optimizer, place.step
@@ -92,10 +90,10 @@ class Comparer:
     ) -> Iterator[Difference | None]:
         consecutive = self.before is None or self.before.step + 1 == place.step
         here = consecutive or parameters.within
-        # in the order in which one follows from the other
+        # in causal order: each difference explains the ones after it
         yield self._data(place, gradients, here)
         rates = rates_unlike(place) or settings_unlike(place)
-        # steps between were made at these rates: what differs by now is of them
+        # the rates applied to the steps between, too, so they come before their effects
         if not consecutive:
             yield rates
         if not gradients.within:
@@ -110,7 +108,7 @@ class Comparer:
                 yield _hidden(place, parameters)
         if place.same_size and (exact or (gradients.within and parameters.within)):
             yield buffers_unlike(place, exact)
-        # another version may keep the same state in another form
+        # other versions of torch may store the same state in another form
         if place.same_size and exact and self.same_torch:
             yield state_unlike(place)
         if exact:
@@ -135,19 +133,19 @@ class Comparer:
         named = place.named(unlike) if place.same_size and unlike else {}
         if gradients.within:
             return at(place, What.DATA, why(Cause.PADDED), much, sure=False, **named)
-        # a gradient that is a combination of the other run's is of the same samples,
-        # and a rank that is missing may have read what these lack
+        # a gradient that is a combination of the other run's parts read the same
+        # samples, and a missing rank may have read the samples that are missing here
         pattern = cause_in_gradients(place, gradients, here)
         sure = place.complete and not pattern.same_samples
         cause = cause_in_data(place, self.before)
         return at(place, What.DATA, cause, much, sure=sure, **named)
 
     def _gradients(self, place: StepPair, found: Distance, here: bool) -> Difference:
-        # ``here``: it is this step that takes them apart, and none before it
+        # ``here``: the difference begins at this step
         cause = cause_in_gradients(place, found, here)
         local = found.own_size and 4 * found.num_beyond_quick <= found.num
         share = max(found.share, found.gap / found.own_size if local else 0.0)
-        # what is rounded to 16 bits, a unit in the last place of 32 does not move
+        # a twin, which starts one float32 unit away, shows nothing about 16 bits
         self.twin_tells = self.twin_tells and cause.cause != Cause.LOWER
         pairs = [(rank, rank) for rank in cause.own] or found.pairs
         sure = cause.sure or self._beyond_doubt(place, share, self.share)
@@ -158,7 +156,7 @@ class Comparer:
     ) -> Difference | None:
         if found.equal:
             return None
-        # also of a small tensor, for which limits are wide
+        # also for a small tensor, whose limits are wide
         if still := still_in_one(place):
             tensor, side, pairs = still
             stands = why(Cause.STANDS, tensor=tensor, side=side)
@@ -166,13 +164,12 @@ class Comparer:
             return at(place, found.kind, stands, "moves in one alone", **more)
         if found.within and self.before is None:
             return None
-        cause = cause_of_drift(place, self.before, found)
+        cause, share = drift_of(place, self.before, found)
         if not found.within:
             cause = cause or _not_finite(place, found) or why(Cause.OPTIMIZER)
         if cause is None:
             return None
-        # from the same gradients, to the bit, a step is off by a unit or two
-        share = self._new_share(place, found)
+        # steps from equal gradients differ by a unit or two
         sure = cause.sure or exact
         sure = sure or self._beyond_doubt(
             place, share, 0.0, adaptive=not place.trajectory.linear
@@ -187,7 +184,7 @@ class Comparer:
         pairs: Sequence[tuple[int, int]],
         sure: bool,
     ) -> Difference:
-        # a twin of A, if it is not there, decides if it may read the samples of A
+        # a twin of A would decide, if it can repeat what A computes
         can_tell = self.twin_tells and not place.draws_otherwise and not sure
         return at(
             place,
@@ -203,10 +200,10 @@ class Comparer:
     def _beyond_doubt(
         self, place: StepPair, share: float, before: float, adaptive: bool = False
     ) -> bool:
-        # whether rounding cannot have grown so far, from what it was ``before``
+        # whether rounding cannot have grown from ``before`` to ``share``
         if place.draws_otherwise:
             return False
-        # a twin that is not finite shows nothing
+        # a twin with infinities or NaNs shows nothing
         twin = place.twin["gradients"].values() if place.twin else ()
         if place.twin and self.twin_tells and all(map(is_finite, twin)):
             return True
@@ -216,22 +213,9 @@ class Comparer:
         coarse = limits.coarse_adaptive if adaptive else limits.coarse
         return not share <= max(coarse, grown)
 
-    def _new_share(self, place: StepPair, found: Distance) -> float:
-        # how far the last steps took A and B apart, by how far they went
-        if self.before is None:
-            names = common(*(row["parameters"] for row in place.first))
-            a, b = (vector(row, "parameters", names) for row in place.first)
-            size = math.hypot(*place.trajectory.first_move.values())
-            return ratio(float((b - a).norm()), size)
-        moved = moves(place, self.before, found)
-        if moved is None:
-            return found.whole
-        ours, theirs, _ = moved
-        return ratio(float((theirs - ours).norm()), float(ours.norm()))
-
 
 def _hidden(place: StepPair, found: Distance) -> Difference:
-    # what only the twin allows, where it allows so much that nothing is shown
+    # the twin alone allows this distance, and so much that it shows nothing
     more = {"tensor": found.tensor, "sure": False, "onwards": True}
     return at(place, found.kind, why(Cause.HIDDEN), _much(found), **more)
 

@@ -1,5 +1,5 @@
-"""Coverage of two recordings: models, start weights, the twin; missing parts, parts
-that are not compared, and expected differences.
+"""Run-level comparison of two recordings: models, start weights, validity of the twin;
+missing steps, values that were not recorded, and expected differences.
 """
 
 from collections import Counter
@@ -19,25 +19,23 @@ from minitrain.compare.align import (
 )
 from minitrain.compare.comparer import StepCompared
 from minitrain.compare.difference import START, Cause, Difference, What, why
-from minitrain.compare.inputs_and_state import (
-    rates_unlike,
-    settings_unlike,
-    state_held,
-)
-from minitrain.compare.resume import between_in, nearest_in
+from minitrain.compare.resume import near_in
+from minitrain.compare.step_causes import rates_unlike, settings_unlike, state_held
 from minitrain.core.errors import UserError
-from minitrain.recording.alarm import Row, in_ranks, lacks
+from minitrain.recording.alarm import in_ranks, lacks
 from minitrain.recording.format import OfRank, Recording, read_recording
 from minitrain.recording.optimizers import FIRST_STEPS, spacing
 
-# in a header: what may differ between the same computation
+# entries of a header that may differ for the same computation
 MAY_DIFFER = ("world_size", "every", "torch", "threads", "device")
 
 
 def read_twin(a: Recording, folder: Path) -> Recording:
-    """Read the recording in ``folder``; UserError where it is no twin of ``a``. One
-    that is none would excuse anything: all but the bits of parameters and gradients
-    must be that of the run itself.
+    """Read the twin of ``a`` in ``folder``.
+
+    Raises:
+        UserError: it differs from ``a`` in more than the bits of parameters and
+            gradients, so it could excuse a fault.
     """
     twin = read_recording(folder)
     if not header(twin)["twin"]:
@@ -53,7 +51,7 @@ def read_twin(a: Recording, folder: Path) -> Recording:
 
 
 def _no_twin(a: Recording, twin: Recording) -> Iterator[str]:
-    # what a twin of ``a`` would not have, the first before all else
+    # reasons why it is no twin of ``a``
     if twin.world_size != a.world_size:
         yield f"world_size {twin.world_size}, not {a.world_size}"
     if header(a)["parameters"] != header(twin)["parameters"]:
@@ -70,9 +68,10 @@ def _no_twin(a: Recording, twin: Recording) -> Iterator[str]:
         yield "no samples were recorded"
 
 
-def models_unlike(a: Row, b: Row) -> Difference | None:
-    """Return where the models of two headers do not have the same parameters."""
-    ours, theirs = a["parameters"], b["parameters"]
+def models_unlike(a: Recording, b: Recording) -> Difference | None:
+    """Return the difference between the parameters of two models, if any."""
+    heads = header(a), header(b)
+    ours, theirs = (head["parameters"] for head in heads)
     shared = [name for name in ours if name in theirs]
 
     def other(key: str) -> list[str]:
@@ -89,15 +88,16 @@ def models_unlike(a: Row, b: Row) -> Difference | None:
         return None
     much = ", ".join(f"{len(names)} {how}" for how, names in found.items() if names)
     cause = why(Cause.MODEL)
-    for side, one in (("A", a), ("B", b)):
+    for side, one in zip("AB", heads, strict=True):
         if tied := one.get("tied", {}).get(first):
             cause = why(Cause.TIED, tensor=first, other=tied, side=side)
     return Difference(START, What.MODEL, cause, f"parameters: {much}", first)
 
 
 def start_unlike(a: Recording, b: Recording, first: StepCompared) -> Difference | None:
-    """Return where the start weights differ by more than rounding: then so do the
-    parameters after the ``first`` step. Not sure where one run may resume the other.
+    """Return the difference in start weights, if it is more than rounding, so that the
+    parameters after the ``first`` step differ, too. Not sure if one run may resume the
+    other.
     """
     heads = [{rank: one.header for rank, one in r.ranks.items()} for r in (a, b)]
     start = RankPairs(heads[0], heads[1], (a.world_size, b.world_size))
@@ -111,17 +111,18 @@ def start_unlike(a: Recording, b: Recording, first: StepCompared) -> Difference 
         return None
     names, named = unlike[pairs[0]], start.named(pairs)
     cause = why(Cause.SEED)
-    if near := nearest_in(a, b):
-        cause = why(Cause.CHECKPOINT, side=near[0], step=near[1])
-    between = None if named else between_in(a, b)
-    if between:
-        side, step, last = between
-        cause = why(Cause.PASSED_OVER, side=side, first=step, last=last)
+    near = None if named else near_in(a, b)
+    is_open = near is not None and near[1] < near[2]
+    if near:
+        side, step, last = near
+        cause = why(Cause.CHECKPOINT, side=side, step=step)
+        if is_open:
+            cause = why(Cause.PASSED_OVER, side=side, first=step, last=last)
     if named:
         cause = why(Cause.NOT_BROADCAST, ranks=named["ranks"])
     much = f"{len(names)} of {len(start.first[0]['start'])} tensors are unlike"
-    sure = between is None
-    return Difference(START, What.START, cause, much, names[0], sure=sure, **named)
+    named["sure"] = not is_open
+    return Difference(START, What.START, cause, much, names[0], **named)
 
 
 def _unlike_names(a: Mapping[str, str], b: Mapping[str, str]) -> list[str]:
@@ -129,7 +130,7 @@ def _unlike_names(a: Mapping[str, str], b: Mapping[str, str]) -> list[str]:
 
 
 def broken_in(side: str, mine: Recording, other: Recording) -> list[str]:
-    """Return how ``mine``, which is ``side``, is not whole."""
+    """Return the ways in which the recording ``mine`` is not complete."""
     missing = mine.missing
     broken = [f"{side} {lacks(missing, mine.folder)}"] if missing else []
     early = [rank for rank, one in mine.ranks.items() if one.end is None]
@@ -142,15 +143,15 @@ def broken_in(side: str, mine: Recording, other: Recording) -> list[str]:
         broken.append(f"{side} ends early{which}: nothing after step {last}")
     if mine.world_size != other.world_size:
         whole = [*mine.ranks.values()]
-        # ranks that did less than another one, and ended
+        # ranks that ended after fewer steps than another one
         less = [r for r, one in mine.ranks.items() if one.end and _more(whole, [one])]
         broken += [f"{side} has fewer steps on {in_ranks(less)}"] if less else []
     return broken
 
 
 def only_in(mine: Recording, other: Recording) -> list[str]:
-    """Return what ``other`` should have as well: rank by rank, or where there are not
-    as many, all ranks together.
+    """Return the steps of ``mine`` that ``other`` should have as well: rank by rank, or
+    for all ranks together if the world sizes differ.
     """
     pairs = [(0, [*mine.ranks.values()], [*other.ranks.values()])]
     if mine.world_size == other.world_size:
@@ -167,15 +168,15 @@ def only_in(mine: Recording, other: Recording) -> list[str]:
 
 
 def _more(mine: Sequence[OfRank], other: Sequence[OfRank]) -> list[str]:
-    # what these ranks did, and the others should have done as well
+    # steps of these ranks that the others should have made and recorded
     every, first = other[0].header["every"], other[0].header.get("first", {})
     recorded = [{key for one in ranks for key in one.steps} for ranks in (mine, other)]
-    # a resumed run is thinned out by steps of its own
+    # a resumed run decides by its own number of a step if it is recorded
     steps = {(step, step - first.get(n, 0)) for n, step in recorded[0] - recorded[1]}
     due = {s for s, own in steps if own < FIRST_STEPS or own % spacing(own, every) == 0}
     if due:
         return [f"step {step}" for step in sorted(due)]
-    # of each optimizer, the most that a rank has
+    # the largest number of steps of a rank, by optimizer
     counts, others = _ends(mine), _ends(other)
     return [
         f"{count - others[key]} steps after the first {others[key]}"
@@ -190,7 +191,7 @@ def _ends(ranks: Sequence[OfRank]) -> Counter[str]:
 
 
 def unseen_in(a: Recording, b: Recording, places: Sequence[StepPair]) -> list[str]:
-    """Return what was not recorded, and so is not compared."""
+    """Return lines on values that were not recorded, so are not compared."""
     said = []
     ends = [one.end for r in (a, b) for one in r.ranks.values() if one.end is not None]
     blind = any("parameters" not in end for end in ends)
@@ -201,7 +202,7 @@ def unseen_in(a: Recording, b: Recording, places: Sequence[StepPair]) -> list[st
         rows = [row for p in here for side in (p.a, p.b) for row in side.values()]
         if not any(row["gradients"] for row in rows):
             said.append(f"no gradients{of} were recorded, so none are compared")
-        # of ranks that ended; others are not whole
+        # ranks without an end are not complete
         count = max((end["steps"].get(str(number), 0) for end in ends), default=0)
         if blind and count > last + 1:
             said.append(f"what came after step {last}{of} was not recorded")
@@ -217,7 +218,7 @@ def unseen_in(a: Recording, b: Recording, places: Sequence[StepPair]) -> list[st
 
 
 def asides_of(a: Recording, b: Recording) -> list[str]:
-    """Return what is no difference, and yet to be known."""
+    """Return lines on expected differences."""
     heads = header(a), header(b)
     ours, theirs = (
         {key: head.get(key) for key in MAY_DIFFER}
@@ -240,7 +241,7 @@ def asides_of(a: Recording, b: Recording) -> list[str]:
 
 
 def _divided(side: str, recording: Recording) -> list[str]:
-    # where ranks keep a part of the optimizer's state each: what is compared
+    # whether each rank holds a part of the optimizer's state
     for key in keys_of(recording):
         rows = rows_at(recording, key)
         held = state_held(rows)

@@ -1,7 +1,7 @@
-"""The place where a run diverges from its replay or from another run, and its cause.
+"""First difference between a run and its replay, or another run, and its cause.
 
-The first step that differs, and there the first thing: data, gradients, parameters,
-buffers. The causes are those of recordings, from the tensors themselves.
+The order at each step: data, gradients, parameters, buffers. The causes are the same as
+for recordings; they are found in the tensors themselves instead of their sketches.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,19 +26,19 @@ from minitrain.recording.sketches import combination
 
 Tensors = Mapping[str, Tensor]
 State = Mapping[str, Tensors]
-# the cause, asked for by step, thing and ranks that differ
+# returns the cause from the step, the kind of thing and the ranks that differ
 Explain = Callable[[int, What, list[int]], Why]
 RUN = "the run"
 
 
 @dataclass(frozen=True)
 class Values:
-    """The tensors of one step: of each rank of the run, and of the replay.
+    """The tensors of one step, of each rank of the run and of the replay.
 
     Each has ``before`` (parameters), ``gradients`` and ``after`` (parameters); the
-    replay also ``own``: each rank's share of the right gradient, which is their sum.
-    ``shares`` are the ranks' shares of the targets. Another run takes the place of the
-    replay without ``own``: then all is that of rank 0.
+    replay also ``own``: the parts of the ranks, whose sum is the right gradient.
+    ``shares``: the ranks' shares of the targets. A second run, by its rank 0, may
+    replace the replay; it has no ``own``.
     """
 
     ranks: Sequence[Mapping[str, Any]]
@@ -49,9 +49,8 @@ class Values:
 def locate(
     run: Rows, replay: Rows, explain: Explain, side: str = RUN
 ) -> Difference | None:
-    """Return the first difference between a run (its name is ``side``) and its replay,
-    from their recorded hashes; None where nothing differs. ``explain`` is asked for the
-    cause, but of data.
+    """Return the first difference between the recorded hashes of a run, which is called
+    ``side``, and its replay, if any. ``explain`` returns the cause, except for data.
     """
     batches, wanted = (
         {row["step"]: row for row in of_kind(rows, "batch")} for rows in (run, replay)
@@ -83,7 +82,7 @@ def _ranks_that_differ(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> li
 def cause_in_data(
     ours: Mapping[str, Any], theirs: Mapping[str, Any], batches: Rows, side: str = RUN
 ) -> Why:
-    """Return why a global batch has other samples than it should."""
+    """Return why a global batch has other samples than the one of the replay."""
     if (count := ours["repeated"] - theirs["repeated"]) > 0:
         return why(Cause.REPEATED, side=side, count=count)
     for before in batches:
@@ -101,8 +100,8 @@ def cause_of(
     values: Values,
     sides: tuple[str, str] = (RUN, "the replay"),
 ) -> Why:
-    """Return why ``ranks`` differ from the replay, from the tensors of that step;
-    ``what`` is anything but data, ``sides`` name the run and the replay.
+    """Return why ``ranks`` differ from the replay in ``what`` (not data), from the
+    tensors of that step; ``sides`` name the run and the replay.
     """
     if what == What.BUFFERS:
         return cause_in_buffers(ranks, len(values.ranks))
@@ -119,12 +118,12 @@ def cause_in_step(
     side: str,
     rounding: tuple[float, float] = (CLOSE, CLOSE),
 ) -> Why:
-    """Return why ``ours`` (of ``side``) has other parameters than ``theirs`` after a
-    step with the same gradients: each has the parameters ``before`` and ``after`` it.
-    ``rounding`` explains such a difference in the length and direction of a step.
+    """Return why the parameters of ``ours`` (of ``side``) and ``theirs`` differ after a
+    step with the same gradients. ``rounding``: the differences in length and direction
+    of the step that rounding may cause.
     """
     before, after = (
-        [_flat(state[when]) for state in (ours, theirs)] for when in ("before", "after")
+        [flat(state[when]) for state in (ours, theirs)] for when in ("before", "after")
     )
     if len({len(one) for one in (*before, *after)}) > 1:
         return UNKNOWN
@@ -143,20 +142,20 @@ def cause_in_step(
 def cause_in_gradients(
     ranks: list[int], values: Values, sides: tuple[str, str] = (RUN, "the replay")
 ) -> Why:
-    """Return why synchronized gradients are wrong."""
-    wanted = _flat(values.replay["gradients"])
-    found = {rank: _flat(values.ranks[rank]["gradients"]) for rank in ranks}
+    """Return why the synchronized gradients of ``ranks`` are wrong."""
+    wanted = flat(values.replay["gradients"])
+    found = {rank: flat(values.ranks[rank]["gradients"]) for rank in ranks}
     if any(len(gradient) != len(wanted) for gradient in found.values()):
         return UNKNOWN
     if "own" not in values.replay:
         return _of_pair(ranks, found[ranks[0]], wanted, values, sides[0])
-    right = _flat(values.replay["before"])
-    starts = [_flat(rank["before"]) for rank in values.ranks]
+    right = flat(values.replay["before"])
+    starts = [flat(rank["before"]) for rank in values.ranks]
     elsewhere = [rank for rank, s in enumerate(starts) if not torch.equal(s, right)]
     if elsewhere:
         return why(Cause.NOT_BROADCAST, ranks=elsewhere)
-    # of the ranks' own means, which the right gradient adds up by their shares
-    own = zip(map(_flat, values.replay["own"]), values.shares, strict=True)
+    # the right gradient is the sum of the ranks' means, weighted by their shares
+    own = zip(map(flat, values.replay["own"]), values.shares, strict=True)
     parts = [gradient / (share or 1) for gradient, share in own]
     fits = {rank: combination(gradient, parts) for rank, gradient in found.items()}
     if all(_only(rank, fit) for rank, fit in fits.items()):
@@ -218,6 +217,7 @@ def _passes(values: Tensor, dtype: torch.dtype) -> bool:
     return torch.equal(values.to(dtype).to(values.dtype), values)
 
 
-def _flat(tensors: Tensors) -> Tensor:
-    flat = [tensor.flatten() for tensor in tensors.values()]
-    return torch.cat(flat) if flat else torch.empty(0)
+def flat(tensors: Tensors) -> Tensor:
+    """Return all elements of ``tensors`` as one vector."""
+    parts = [tensor.flatten() for tensor in tensors.values()]
+    return torch.cat(parts) if parts else torch.empty(0)

@@ -1,7 +1,7 @@
 """The result of a comparison: the first difference, and its probable cause.
 
-Causes are an enum with numbers. Their sentences stand in this one table, and are made
-where they are printed: by ``verify``, and by ``check``.
+Causes are an enum with facts. Their sentences are in this one table, and are formatted
+by the commands that print them, ``verify`` and ``check``.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from typing import Any
 
 from minitrain.recording.alarm import SYMPTOM, in_ranks
 
-# the step of what differs before the first one
+# the step of a difference before the first step
 START = -1
 
 
@@ -123,7 +123,7 @@ class Cause(Enum):
     )
 
     BUFFERS_NOT_BROADCAST = "rank 0's buffers are not broadcast before the forward pass"
-    # nothing else shows that such a buffer is wrong
+    # nothing shows whether such a buffer is wrong
     UNREAD = "what training need not read (a running mean, a count?) goes otherwise"
 
 
@@ -155,7 +155,7 @@ PAGES = {
     for cause in causes
 }
 
-# patterns that rounding does not make
+# rounding does not make these patterns
 SURE = {
     *(Cause.NO_GRADIENT, Cause.NOT_FINITE, Cause.KEPT, Cause.RANDOM),
     *(Cause.OWN_SCALED, Cause.SUMMED, Cause.TWICE),
@@ -169,10 +169,10 @@ SURE = {
 
 @dataclass(frozen=True)
 class Why:
-    """A cause with its facts. ``same_samples``: the gradient is a combination of those
-    of the other run, so both read the same samples. ``own``: the ranks whose own
-    gradients differ, before any reduction; ``own_alike``: it comes after these, which
-    are the same, so it is no rounding.
+    """A cause with its facts. ``same_samples``: the gradient is a combination of the
+    gradients of the other run, so both read the same samples. ``own``: the ranks whose
+    own gradients differ, before any reduction; ``own_alike``: these agree, so it is no
+    rounding.
     """
 
     cause: Cause
@@ -183,7 +183,7 @@ class Why:
 
     @property
     def sure(self) -> bool:
-        """Return whether rounding cannot look like it."""
+        """Return whether rounding cannot be the cause."""
         return self.own_alike or self.cause in SURE
 
     def __str__(self) -> str:
@@ -204,13 +204,13 @@ UNKNOWN = Why(Cause.UNKNOWN)
 
 @dataclass(frozen=True)
 class Difference:
-    """The first difference, by how ``much``, and why; not ``sure`` where rounding
+    """The first difference, its size (``much``) and cause; not ``sure`` if rounding
     might explain it.
 
-    ``ranks`` are those that differ, of run A or B (``of``) where the world sizes
-    differ; empty for all. ``since`` is the recorded step before. ``onwards``: it holds
-    for all later steps too; ``end``: it came after the last recorded step;
-    ``twin_decides``: a twin of A would decide whether it is rounding.
+    ``ranks``: the ranks that differ, of run ``of`` if the world sizes differ; empty for
+    all. ``since``: the recorded step before. ``onwards``: it holds for all later steps;
+    ``end``: it is after the last recorded step; ``twin_decides``: a twin of A would
+    decide whether it is rounding.
     """
 
     step: int
@@ -229,12 +229,12 @@ class Difference:
 
     @property
     def cause(self) -> str:
-        """The sentence of the cause."""
+        """Return the sentence of the cause."""
         return str(self.why)
 
     @property
     def where(self) -> str:
-        """Step, thing, tensor and ranks."""
+        """Return the step, the kind of thing, the tensor and the ranks."""
         text = "the start" if self.step == START else f"step {self.step}"
         if self.end:
             text = f"the end, after step {self.step}"

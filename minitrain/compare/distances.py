@@ -1,7 +1,8 @@
-"""Distances of the gradients and parameters of two recordings, and what is allowed.
+"""Distances between the gradients and parameters of two recordings, and their limits.
 
-What is beyond the quick limits is compared with a twin, if there is one, and what is
-beyond both is a fault; without a twin, only what rounding cannot grow to.
+Distances beyond the quick limits are compared with the distance of a twin, if there is
+one; beyond both it is a fault. Without a twin it is a fault only if rounding cannot
+grow to it.
 """
 
 import math
@@ -15,14 +16,14 @@ from minitrain.recording.alarm import Row
 from minitrain.recording.sketches import apart, common, is_finite, norm
 
 Gaps = Mapping[str, float]
-# Adam divides by the gradient's size, so elements whose gradient is no more than noise
-# go anywhere: of a share r of noise sqrt(r), in the norm, and some; what is within the
-# quick limit of gradients makes no more than the second
+# Adam divides by the size of the gradient, so elements whose gradient is noise may move
+# anywhere: a share r of noise in the gradients makes about sqrt(r) in the norm of the
+# step. Gradients within the quick limit make at most the second.
 ADAPTIVE_TIMES_ROOT, ADAPTIVE_SHARE = 10.0, 0.03
-# a tensor that is nothing but noise (the bias of attention's keys) goes there or back;
-# of one that is so in part (where keys share it with queries) that part is small
+# a tensor whose gradient is only noise (the bias of attention keys) moves either way;
+# if only a part is noise (keys that share it with queries), that part is small
 NOISE_AT_MOST, PART_AT_MOST = 2.0, 0.1
-# what only a twin excuses, and so much of it, could be a fault as well
+# a fault could hide in a distance that only the twin allows, if it is this large
 HIDES = 0.1
 
 
@@ -30,11 +31,11 @@ HIDES = 0.1
 class Distance:
     """The distance of all tensors of a ``kind`` at a step.
 
-    ``tensor`` is the one farthest beyond what is ``allowed``, ``pairs`` the ranks of A
-    and B where it is unlike, ``size`` what its ``gap`` is a share of: of the largest
-    gradient, or of how far training has moved the model. ``whole`` is the share of all
-    tensors together; ``equal`` says that all bits are. ``hides`` says that the twin
-    alone excuses so much that a fault could hide: ``tensor`` is allowed most then.
+    ``tensor``: the one farthest beyond its limit; ``gap``, ``allowed``: its distance
+    and limit; ``pairs``: the ranks of A and B where it differs. ``size``: the norm of
+    the largest gradient, or the distance that training moved the model; ``own_size``:
+    the same for ``tensor``. ``whole``: the share of all tensors together. ``hides``:
+    the twin alone allows so much that a fault could hide.
     """
 
     kind: What
@@ -54,7 +55,7 @@ class Distance:
 
     @property
     def share(self) -> float:
-        """The gap as a share of ``size``."""
+        """Return the gap as a share of ``size``."""
         return ratio(self.gap, self.size)
 
     @property
@@ -64,8 +65,8 @@ class Distance:
 
 
 def distance(place: StepPair, kind: What, noise: float) -> Distance:
-    """Gradients or parameters of all ranks at ``place``; ``noise`` is the largest share
-    of rounding in the gradients so far.
+    """Return the distance of gradients or parameters at ``place``; ``noise`` is the
+    largest share of rounding in the gradients so far.
     """
     gaps = _gaps(place, kind)
     ours, theirs = (row[kind] for row in place.first)
@@ -87,7 +88,7 @@ def distance(place: StepPair, kind: What, noise: float) -> Distance:
         quick = _quick(place, scale, noise)
     allowed = quick
     if place.twin is not None:
-        # it shows by itself what elements of noise do
+        # the twin shows the effect of noise, so the limits need not
         least = quick if kind == What.GRADIENTS else _quick(place, scale, None)
         allowed = _with_twin(place.twin[kind], ours, least, scale)
     beyond, beyond_quick = _beyond(far, allowed), _beyond(far, quick)
@@ -125,7 +126,7 @@ def distance(place: StepPair, kind: What, noise: float) -> Distance:
 
 
 def _gaps(place: StepPair, kind: What) -> dict[str, dict[Pair, float]]:
-    # by tensor and pair of ranks; bits that are equal have none
+    # by tensor and pair of ranks; none for equal bits
     found: dict[str, dict[Pair, float]] = {}
     for pair in place.pairs:
         ours, theirs = place.a[pair[0]][kind], place.b[pair[1]][kind]
@@ -133,7 +134,7 @@ def _gaps(place: StepPair, kind: What) -> dict[str, dict[Pair, float]]:
             x, y = ours.get(name), theirs.get(name)
             of = found.setdefault(name, {})
             if x is None or y is None:
-                # no gradient, and one of zeros, are other bits, and the same to most
+                # no gradient and one of zeros: other bits, the same for most optimizers
                 of[pair] = math.inf if norm(x or y) != 0 else 0.0
             elif x["hash"] != y["hash"]:
                 of[pair] = apart(x, y)
@@ -145,20 +146,20 @@ def _quick(place: StepPair, scale: Gaps, noise: float | None) -> Gaps:
     if not place.trajectory.linear and noise is not None:
         root = ADAPTIVE_TIMES_ROOT * math.sqrt(max(noise, unit))
         share = max(share, min(root, ADAPTIVE_SHARE))
-    # a unit in the last place each step goes one way or the other
+    # rounding of each step is a random walk of units in the last place
     steps, held = math.sqrt(place.step + 1), place.first[0]["parameters"]
     limits = {
         name: steps * place.trajectory.eps.get(name, 0.0) * norm(held[name])
         + share * moved
         for name, moved in scale.items()
     }
-    # what is not finite never is within a limit
+    # nothing is within a limit that is not finite
     return {n: limit if math.isfinite(limit) else 0.0 for n, limit in limits.items()}
 
 
 def _with_twin(twin: Row, ours: Row, quick: Gaps, scale: Gaps) -> Gaps:
-    # The quick limits, or ten times as far as the twin. A tensor of few elements may
-    # stay by chance where it was: it may go as far as the model does, for its size.
+    # Ten times the distance of the twin. A small tensor of the twin may be near by
+    # chance, so the limit is at least the share of the whole model.
     names = [n for n in common(ours, twin) if is_finite(ours[n]) and is_finite(twin[n])]
     far = {n: apart(ours[n], twin[n]) for n in names}
     size = math.hypot(*(scale.get(n, 0.0) for n in names))
@@ -174,8 +175,8 @@ def _beyond(far: Gaps, limits: Gaps) -> list[str]:
 def _is_noise(
     place: StepPair, far: Gaps, beyond: Sequence[str], scale: Gaps, allowed: Gaps
 ) -> bool:
-    # Whether only tensors are beyond that hardly count beside all others: far those
-    # whose gradient is noise, and a little those of which a part is.
+    # whether all tensors beyond their limits have gradients of noise, or partly so, and
+    # hardly count in the distance of the model
     gradients = place.first[0]["gradients"]
     norms = {name: norm(entry) for name, entry in gradients.items()}
     least = place.limits.gradients * max(norms.values(), default=0.0)

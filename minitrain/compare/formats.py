@@ -1,27 +1,71 @@
-"""The formats in which people keep states, read entry by entry, never running code.
+"""Formats of stored states, read entry by entry without running code.
 
-Tensors stay on disk until they are looked up: a file of torch.save is mapped, all
-others are read one tensor at a time.
+Tensors stay on disk until they are looked up: a file of ``torch.save`` is mapped, all
+others are read one tensor at a time. Checkpoints of training scripts hold objects
+(``argparse.Namespace``, enums, NumPy arrays) next to the tensors, and the metadata of
+``torch.distributed.checkpoint`` is a pickle: each class that they name is replaced by a
+stand-in (:class:`Inert`) that only keeps its arguments.
 """
 
+import io
 import json
+import pickle
 import re
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
-from minitrain.compare.distcp import METADATA, PIECES, read_distcp
-from minitrain.compare.entries import Entry, Unread, leaves, load_inert
 from minitrain.core.errors import UserError
-from minitrain.core.files import MOST_OF_INDEX, require_regular
+from minitrain.core.files import MOST_OF_INDEX, MOST_OF_METADATA, require_regular
 
-# beside shards, as Hugging Face writes it: which tensor is in which
+# suffix of the Hugging Face index, which maps tensors to shards
 INDEX = ".index.json"
+# file names of torch.distributed.checkpoint
+METADATA, PIECES = ".metadata", "*.distcp"
+# suffix of the entry that describes the local shard of a DTensor
+PART = " (part)"
+# a name, and a Tensor, Unread, Inert or a plain value
+Entry = tuple[str, object]
+
+
+@dataclass(frozen=True)
+class Unread:
+    """Lazily loaded tensor; ``read`` returns it."""
+
+    read: Callable[[], Tensor]
+
+
+class Inert:
+    """Stand-in for an object of a class that was not imported; ``held`` are the
+    arguments that it was built from, ``path`` the name of the class.
+    """
+
+    path = ""
+
+    def __new__(cls, *arguments: Any) -> "Inert":
+        made = object.__new__(cls)
+        made.held = [*arguments]
+        return made
+
+    def __init__(self, *arguments: Any) -> None:
+        self.held: list[Any]
+
+    def __setstate__(self, state: Any) -> None:
+        self.held.append(state)
+
+    def __getattr__(self, name: str) -> Any:
+        for held in vars(self).get("held", ()):
+            if isinstance(held, dict) and name in held:
+                return held[name]
+        raise AttributeError(name)
 
 
 def is_state(path: Path) -> bool:
@@ -30,40 +74,70 @@ def is_state(path: Path) -> bool:
 
 
 def files_of(folder: Path) -> dict[Path, set[Path]]:
-    """The states in ``folder`` that are several files, and these files: the folder
-    itself for a distributed checkpoint, the index for shards.
+    """Map each state in ``folder`` that has several files to these files. Its key is
+    the folder for a distributed checkpoint, the index for shards.
     """
-    found = {index: {index, *shards_of(index)} for index in folder.glob(f"*{INDEX}")}
+    found = {index: {index, *_shards_of(index)} for index in folder.glob(f"*{INDEX}")}
     if (folder / METADATA).is_file():
         found[folder] = {folder / METADATA, *folder.glob(PIECES)}
     return found
 
 
 def entries(path: Path) -> Iterator[Entry]:
-    """Yield entries of ``path`` by name: a Tensor, :class:`Unread` or a plain value;
-    names of nested entries are joined by dots.
+    """Yield the entries of a state; names of nested entries are joined by dots.
 
-    Raises UserError for what is empty, torn, of another kind, or would have to run code
-    to be read.
+    Raises:
+        UserError: the state is empty, torn, of another kind, or needs code to be read.
     """
     if path.is_dir():
-        if (path / METADATA).is_file():
-            for name, stored in read_distcp(path):
-                yield from leaves(stored, name)
-            return
         index = _index(path)
-        if index is None:
+        if (path / METADATA).is_file():
+            for name, stored in _distcp(path):
+                yield from _leaves(stored, name)
+        elif index is not None:
+            yield from _sharded(index)
+        else:
             raise UserError(
                 f"{path}: no folder of one state: it has neither {METADATA} (of "
                 f"torch.distributed.checkpoint) nor one *{INDEX} (of shards)"
             )
-        yield from _sharded(index)
     elif path.name.endswith(INDEX):
         yield from _sharded(path)
     elif path.suffix == ".safetensors":
         yield from _safetensors(path)
     else:
-        yield from leaves(_torch(path))
+        yield from _leaves(_torch(path))
+
+
+def _leaves(entry: object, name: str = "") -> Iterator[Entry]:
+    if isinstance(entry, Tensor) and hasattr(entry, "placements"):
+        # a DTensor in a plain file holds the shard of the rank that wrote it
+        part: Any = entry
+        yield name, part.to_local()
+        placed = ", ".join(map(str, part.placements))
+        yield f"{name}{PART}", f"part of {tuple(entry.shape)}, placed {placed}"
+        return
+    if isinstance(entry, type) and issubclass(entry, Inert):
+        # a class, not an object of it: stand-ins are compared by name
+        entry = entry.path
+    inside = [*_inside(entry)]
+    if isinstance(entry, Inert) or not inside:
+        yield name or "object" if isinstance(entry, Inert) else name, entry
+    for key, child in inside:
+        for found in _leaves(child, f"{name}.{key}" if name else key):
+            # plain attributes of an object may be caches: they are not compared
+            if not isinstance(entry, Inert) or isinstance(found[1], Tensor | Inert):
+                yield found
+
+
+def _inside(entry: object) -> Iterator[tuple[str, object]]:
+    if isinstance(entry, Inert):
+        for held in entry.held:
+            yield from _inside(held)
+    elif isinstance(entry, Mapping):
+        yield from ((str(key), value) for key, value in entry.items())
+    elif isinstance(entry, list | tuple):
+        yield from ((str(place), value) for place, value in enumerate(entry))
 
 
 def _index(folder: Path) -> Path | None:
@@ -71,16 +145,14 @@ def _index(folder: Path) -> Path | None:
     return found[0] if len(found) == 1 else None
 
 
-def shards_of(index: Path) -> dict[Path, list[str]]:
-    """The files that an index names, beside it, and the tensors in each; UserError
-    where it is damaged, or names something else than files beside it.
-    """
+def _shards_of(index: Path) -> dict[Path, list[str]]:
+    # tensor names by file; only files in the folder of the index are read
     found: dict[Path, list[str]] = {}
     try:
         text = require_regular(index, MOST_OF_INDEX).read_text("utf-8")
         for name, file in json.loads(text)["weight_map"].items():
             found.setdefault(index.parent / file, []).append(name)
-    # what is nested too deeply is a RecursionError
+    # JSON that is nested too deeply raises RecursionError
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise UserError(f"{index}: not an index of shards (weight_map)") from None
     for shard in found:
@@ -90,7 +162,7 @@ def shards_of(index: Path) -> dict[Path, list[str]]:
 
 
 def _sharded(index: Path) -> Iterator[Entry]:
-    shards = shards_of(index)
+    shards = _shards_of(index)
     wanted = {name for names in shards.values() for name in names}
     found = [entry for shard in shards for entry in entries(shard)]
     if missing := sorted(wanted - {name for name, _ in found}):
@@ -99,9 +171,8 @@ def _sharded(index: Path) -> Iterator[Entry]:
 
 
 def _safetensors(path: Path) -> Iterator[Entry]:
-    require_regular(path)
-    with path.open("rb"):
-        pass  # the operating system names a missing file
+    with require_regular(path).open("rb"):
+        pass  # the error of the operating system names the file
     try:
         file = safe_open(path, framework="pt")
         for name in file.keys():  # noqa: SIM118
@@ -111,11 +182,10 @@ def _safetensors(path: Path) -> Iterator[Entry]:
 
 
 def _torch(path: Path) -> object:
-    require_regular(path)
-    with path.open("rb") as file:
+    with require_regular(path).open("rb") as file:
         if not file.read(1):
             raise UserError(f"{path}: the file is empty")
-    # before 1.6, torch wrote a stream that cannot be mapped
+    # the format before torch 1.6 cannot be mapped
     mapped = zipfile.is_zipfile(path)
     load = partial(torch.load, path, map_location="cpu", weights_only=True, mmap=mapped)
     try:
@@ -123,22 +193,98 @@ def _torch(path: Path) -> object:
             return load()
         except Exception as error:
             if mapped and _needed(str(error)):
-                return load_inert(path, map_location="cpu", mmap=True)
+                names = torch.serialization.get_unsafe_globals_in_checkpoint(path)
+                known = [(type(name, (Inert,), {"path": name}), name) for name in names]
+                with torch.serialization.safe_globals([*known]):
+                    return load()
             if "must be imported to load DTensors" not in str(error):
                 raise
         import_module("torch.distributed.tensor")
         return load()
     except Exception as error:
         # a damaged stream may raise anything
-        raise UserError(f"{path}: {_reason(str(error))}") from None
+        reason = "not a whole state file: torch.load cannot read it"
+        if needed := _needed(str(error)):
+            reason = f"needs code to be read ({needed[1]}), so it is refused"
+        raise UserError(f"{path}: {reason}") from None
 
 
 def _needed(message: str) -> re.Match[str] | None:
-    """The class or function that a file names and the reader does not know."""
+    # the class or function that torch.load refuses
     return re.search(r"\bGLOBAL ([\w.]+)", message)
 
 
-def _reason(message: str) -> str:
-    if needed := _needed(message):
-        return f"needs code to be read ({needed[1]}), so it is refused"
-    return "not a whole state file: torch.load cannot read it"
+class _Metadata(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
+            return getattr(torch, name)
+        if (module, name) == ("torch", "Size"):
+            return lambda sizes=(): tuple(map(int, sizes))
+        if (module, name) == ("collections", "OrderedDict"):
+            return dict
+        return type(name, (Inert,), {"path": f"{module}.{name}"})
+
+
+def _distcp(folder: Path) -> Iterator[Entry]:
+    content = require_regular(folder / METADATA, MOST_OF_METADATA).read_bytes()
+    try:
+        metadata = _Metadata(io.BytesIO(content)).load()
+        stored = {
+            str(name): what for name, what in metadata.state_dict_metadata.items()
+        }
+        where = {
+            (key.fqn, getattr(key, "offset", None)): info
+            for key, info in metadata.storage_data.items()
+        }
+    except Exception:
+        # a damaged stream may raise anything
+        raise UserError(
+            f"{folder}: not a whole checkpoint of torch.distributed.checkpoint"
+        ) from None
+    for name, what in stored.items():
+        if hasattr(what, "chunks"):
+            yield name, Unread(partial(_assembled, folder, where, name, what))
+        else:
+            yield name, _piece(folder, where, name, None)
+
+
+def _assembled(folder: Path, where: Mapping[Any, Any], name: str, what: Any) -> Tensor:
+    try:
+        # the properties are pickled as a tuple that begins with the dtype
+        whole = torch.empty(tuple(what.size), dtype=what.properties.held[-1][0])
+        there = torch.zeros(whole.shape, dtype=torch.bool)
+        for chunk in what.chunks:
+            piece = _piece(folder, where, name, tuple(chunk.offsets))
+            corner = zip(chunk.offsets, chunk.sizes, strict=True)
+            box = tuple(slice(start, start + size) for start, size in corner)
+            fits = (whole[box].shape, whole.dtype) == (piece.shape, piece.dtype)
+            if not fits or there[box].any():
+                raise ValueError("another shape or dtype, or pieces that overlap")
+            whole[box], there[box] = piece, True
+    except (AttributeError, TypeError, IndexError, RuntimeError, ValueError):
+        raise _damaged(folder, name) from None
+    if not there.all():
+        raise UserError(
+            f"{folder}: the pieces of tensor {name} are not the whole of it"
+        )
+    return whole
+
+
+def _piece(folder: Path, where: Mapping[Any, Any], name: str, offsets: Any) -> Any:
+    try:
+        info = where[name, offsets]
+        file = folder / info.relative_path
+        if file.parent != folder:
+            raise ValueError("a file outside of the checkpoint")
+        with require_regular(file).open("rb") as stream:
+            stream.seek(info.offset)
+            content = stream.read(info.length)
+        return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except Exception:
+        raise _damaged(folder, name) from None
+
+
+def _damaged(folder: Path, name: str) -> UserError:
+    return UserError(
+        f"{folder}: cannot read {name} of it: damaged, or it needs code to be read"
+    )

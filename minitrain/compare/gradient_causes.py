@@ -1,15 +1,15 @@
-"""Why gradients differ, from the pattern of it: the probable cause.
+"""Causes of a difference in gradients, found by its pattern.
 
-A wrong gradient is written as a combination of what the ranks computed on their own,
-and so is the right one; most faults differ in how the factors of the two compare. The
-right one is that of a replay, or of the other recording.
+Both the wrong and the right gradient, which is the one of a replay or of the other
+recording, are fitted as a combination of the ranks' own gradients. Most faults show in
+the factors of the two fits.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,9 +31,7 @@ from minitrain.recording.sketches import (
 
 
 def multiple(factor: float, world_size: int, close: float = CLOSE) -> Cause | None:
-    """Return why something is so many times what it should be, if the number of ranks
-    explains it.
-    """
+    """Return the cause of a ``factor`` that is the number of ranks, or 1 by it."""
     if world_size > 1 and abs(factor / world_size - 1) < close:
         return Cause.SUMMED
     if world_size > 1 and abs(factor * world_size - 1) < close:
@@ -50,8 +48,8 @@ def scaled(factor: float, cause: Cause | None = None, **facts: Any) -> Why:
 def rate_by_size(
     factor: float, world_sizes: tuple[int, int], sides: Sequence[str] = "AB"
 ) -> Why | None:
-    """Return which run has a rate that goes by the number of its processes, from how
-    many times that of the second is that of the first.
+    """Return which run scales its learning rate by its number of processes, from the
+    ``factor`` between the rates of the second and the first run.
     """
     causes = {Cause.SUMMED: Cause.RATE_MULTIPLIED, Cause.TWICE: Cause.RATE_DIVIDED}
     for number, times in ((1, factor), (0, 1 / factor if factor else 0.0)):
@@ -66,9 +64,9 @@ def of_factors(
     sides: tuple[str, str],
     means: Cause = Cause.MEANS,
 ) -> Why | None:
-    """Return why parts do not count in a sum as they should, from their factors and
-    those in the ``right`` sum; ``sides`` name the two runs, ``means`` the cause where
-    each part counts the same and should not.
+    """Return why the terms of a sum have the wrong weights, from their factors and the
+    ``right`` ones. ``sides`` name the two runs; ``means`` is the cause if all terms
+    count the same and should not.
     """
     side, other = sides
     if _share(right) <= 10 * CLOSE or _are_alike(
@@ -83,7 +81,7 @@ def of_factors(
 
 
 def missing_in(factors: Sequence[float], right: Sequence[float]) -> list[int]:
-    """Return the parts that a sum lacks, by its factors and those of the right one."""
+    """Return the terms that are missing in a sum, by their factors."""
     least = [10 * CLOSE * max(map(abs, one)) for one in (factors, right)]
     pairs = enumerate(zip(factors, right, strict=True))
     return [r for r, (x, y) in pairs if abs(x) <= least[0] and abs(y) > least[1]]
@@ -98,9 +96,9 @@ def _are_alike(factors: Sequence[float]) -> bool:
 
 
 def _adds_up(factors: Sequence[float], right: Sequence[float]) -> bool:
-    # Whether the right factors share out what these do: the parts are means then, each
-    # of its own targets. Parts of a sum over all targets that would be made means have
-    # factors that add up to more, by the variance of the numbers of targets.
+    # If each term is the mean over its own targets, both kinds of factors add up to
+    # the same. Terms of a sum over all targets have factors that add up to more, by
+    # the variance of the numbers of targets.
     if min(map(abs, factors)) == 0:
         return False
     ratios = [wanted / factor for wanted, factor in zip(right, factors, strict=True)]
@@ -110,15 +108,15 @@ def _adds_up(factors: Sequence[float], right: Sequence[float]) -> bool:
 
 
 def cause_in_buffers(ranks: Sequence[int], world_size: int) -> Why:
-    """Return why buffers differ where gradients and parameters do not."""
+    """Return why buffers differ on ``ranks`` while gradients and parameters agree."""
     if ranks and 0 not in ranks and world_size > 1:
         return why(Cause.BUFFERS_NOT_BROADCAST)
     return UNKNOWN
 
 
 def cause_in_gradients(place: StepPair, found: Distance, here: bool) -> Why:
-    """Return why gradients are beyond the limits at ``place``; ``here`` says that the
-    weights were alike before it.
+    """Return why gradients are beyond the limits at ``place``; ``here``: the weights
+    agreed before it.
     """
     a, b = place.a[found.pairs[0][0]], place.b[found.pairs[0][1]]
     names = common(a["gradients"], b["gradients"])
@@ -149,15 +147,13 @@ def cause_in_gradients(place: StepPair, found: Distance, here: bool) -> Why:
 
 
 def is_multiple(found: Fit, close: float = CLOSE) -> bool:
-    """Return whether one tensor is a multiple of the other, not equal, by more than is
-    left of the fit.
-    """
+    """Return whether a fit with one part is close, with a factor that is not 1."""
     (factor, *_), rest = found
     return rest < close and abs(factor - 1) > max(CLOSE, 10 * rest)
 
 
 def _without(place: StepPair, name: str) -> Why | None:
-    # where ranks of one run have no gradient of a tensor, and others have one
+    # some ranks of one run have no gradient of a tensor, and others have one
     lacks = [
         [rank for rank, row in rows.items() if name not in row["gradients"]]
         for rows in (place.a, place.b)
@@ -171,7 +167,7 @@ def _without(place: StepPair, name: str) -> Why | None:
 
 
 def _of_size(place: StepPair, found: Distance, own_alike: bool) -> Why:
-    # what no sum of gradients explains: from how far it is apart, and where
+    # no sum of gradients explains it: judge by the distance, and the tensors beyond
     few = found.num_beyond_quick
     if 2 * few <= found.num:
         pairs = zip((place.a, place.b), found.pairs[0], strict=True)
@@ -201,8 +197,8 @@ def _reduced(side: str) -> Why:
 
 
 def cause_in_own(place: StepPair) -> Why | None:
-    """Return where the ranks' own gradients, before any reduction, differ; None where
-    not all ranks have them, a cause without ranks (``own``) where they are alike.
+    """Return why the ranks' own gradients, before any reduction, differ: a cause with
+    the ranks (``own``), without ranks if they agree; None if they are not comparable.
     """
     unlike, factors, size = [], [], 0.0
     for rank, _ in place.pairs:
@@ -211,7 +207,7 @@ def cause_in_own(place: StepPair) -> Why | None:
         if not names or len(names) < len(common(a["gradients"], b["gradients"])):
             return None
         if not same_samples({0: a}, {0: b}):
-            # dealt to other ranks, and put together the same
+            # the samples are dealt to other ranks
             return None
         ours, theirs = (vector(row, "own", names) for row in (a, b))
         sizes = (float(vector(a, "own", [name]).norm()) for name in names)
@@ -237,15 +233,15 @@ def cause_in_own(place: StepPair) -> Why | None:
 
 
 def drawn_otherwise(a: Row, b: Row) -> bool:
-    """Return whether a pass draws from another state of the random generators."""
+    """Return whether a pass draws random numbers from another state."""
     return bool((a["draws"] or b["draws"]) and a["random"] != b["random"])
 
 
 def _of_factor(factor: float, place: StepPair) -> Why:
-    # what makes all of B's gradients so many times those of A
+    # all gradients of B are so many times those of A
     sides = (("B", place.b, factor), ("A", place.a, 1 / factor))
     for (side, rows, times), ranks in zip(sides, place.world_sizes[::-1], strict=True):
-        # its own gradients, where there are any, decide which of the two it is
+        # the ranks' own gradients, if recorded, decide which run is wrong
         mean = _mean(rows, ranks)
         if mean is not None and abs(mean - times) > 0.01 * times:
             continue
@@ -255,7 +251,7 @@ def _of_factor(factor: float, place: StepPair) -> Why:
 
 
 def _mean(rows: Rows, world_size: int) -> float | None:
-    # how many times the mean of the ranks' own gradients the gradient is
+    # the gradient as a multiple of the mean of the ranks' own gradients
     ranks = [rows[rank] for rank in sorted(rows)]
     together = sketches(ranks, comparable(ranks)) if len(ranks) == world_size else None
     if together is None:
@@ -264,59 +260,52 @@ def _mean(rows: Rows, world_size: int) -> float | None:
     return factor if rest < 10 * CLOSE else None
 
 
-@dataclass(frozen=True)
-class _Side:
-    """One run whose ranks' parts explain its gradient and that of the other run."""
+class _Side(NamedTuple):
+    """One run: its name, its rows, and the rank whose gradient differs."""
 
     name: str
     rows: Rows
     rank: int
-    other: str
-    others: Rows
-    other_rank: int
 
-    def fits(
-        self, parts: Sequence[Tensor], names: Sequence[str]
-    ) -> tuple[Fit, Fit] | None:
-        """Return both gradients as sums of ``parts``, if both can be had."""
-        if len(parts) < 2 or not len(parts[0]):
-            return None
-        mine = fit(_unclipped(self.rows, self.rank, names), parts)
-        other = fit(_unclipped(self.others, self.other_rank, names), parts)
-        return None if mine is None or other is None else (mine, other)
+    def gradient(self, names: Sequence[str]) -> Tensor:
+        """Return the gradient as it was before clipping."""
+        factor = min(1.0, _mean(self.rows, len(self.rows)) or 1.0)
+        return vector(self.rows[self.rank], "gradients", names) / factor
 
 
-def _unclipped(rows: Rows, rank: int, names: Sequence[str]) -> Tensor:
-    # the gradient of a rank, without a factor below 1 that all tensors have
-    factor = min(1.0, _mean(rows, len(rows)) or 1.0)
-    return vector(rows[rank], "gradients", names) / factor
+def _fits(
+    side: _Side, other: _Side, parts: Sequence[Tensor], names: Sequence[str]
+) -> tuple[Fit, Fit] | None:
+    # the gradients of both as combinations of ``parts``, if both can be fitted
+    if len(parts) < 2 or not len(parts[0]):
+        return None
+    mine, theirs = (fit(one.gradient(names), parts) for one in (side, other))
+    return None if mine is None or theirs is None else (mine, theirs)
 
 
 def _of_parts(place: StepPair, found: Distance, names: Iterable[str]) -> Why | None:
-    # from the gradients of A and B as sums of what the ranks of one run computed
+    # fit the gradients of A and B by the own gradients of the ranks of one run
     x, y = found.pairs[0]
-    sides = (
-        _Side("B", place.b, y, "A", place.a, x),
-        _Side("A", place.a, x, "B", place.b, y),
-    )
-    own = [_keep_their_own(side.rows, found.tensor) for side in sides]
-    for side, keeps in zip(sides, own, strict=True):
-        if cause := _of_ranks(side, found, names, keeps and not all(own)):
+    a, b = _Side("A", place.a, x), _Side("B", place.b, y)
+    own = [_keep_their_own(side.rows, found.tensor) for side in (b, a)]
+    sides = (b, a), (a, b)
+    for (side, other), keeps in zip(sides, own, strict=True):
+        if cause := _of_ranks(side, other, found, names, keeps and not all(own)):
             return cause
-    return next(filter(None, (_of_passes(side, names) for side in sides)), None)
+    return next(filter(None, (_of_passes(*pair, names) for pair in sides)), None)
 
 
 def _of_ranks(
-    side: _Side, found: Distance, names: Iterable[str], keep_own: bool
+    side: _Side, other: _Side, found: Distance, names: Iterable[str], keep_own: bool
 ) -> Why | None:
     rows, rank = side.rows, side.rank
     own = [rows[r]["own"] for r in sorted(rows)]
     held = common(dict.fromkeys(names), *own)
-    fits = side.fits([joined(one, held) for one in own], held)
+    fits = _fits(side, other, [joined(one, held) for one in own], held)
     if fits is None:
         return None
     (factors, rest), (right, rest_right) = fits
-    # from other weights come other gradients: then each rank counts the same
+    # other weights make other gradients: then each rank should count the same
     lacks_only = rest_right >= CLOSE
     right = [1.0] * len(own) if lacks_only else right
     if rest < CLOSE and (missing := missing_in(factors, right)):
@@ -331,18 +320,18 @@ def _of_ranks(
         return why(Cause.UNSYNCHRONIZED, side=side.name, tensor=found.tensor)
     if lacks_only:
         return None
-    sides = side.name, side.other
+    sides = side.name, other.name
     if rest < CLOSE and (weighted := of_factors(factors, right, sides)):
         return replace(weighted, same_samples=True)
-    # a transfer in 16 bits is off in most tensors, one left out of it in a few
+    # a reduction in 16 bits affects most tensors, a missing one only a few
     most = 2 * found.num_beyond_quick > found.num
     coarse = LOW_PRECISION[0] <= rest <= LOW_PRECISION[1]
     return _reduced(side.name) if most and coarse and 10 * rest_right < rest else None
 
 
 def _keep_their_own(rows: Rows, name: str) -> bool:
-    # whether each rank's gradient of a tensor is its own, clipped or not: other bits
-    # alone may be rounding
+    # whether each rank's gradient of a tensor is its own, clipped or not; bits alone
+    # do not show it, since they may differ by rounding
     ranks = [rows[rank] for rank in sorted(rows)]
     together = sketches(ranks, [name]) if name in comparable(ranks) else None
     if together is None:
@@ -354,8 +343,8 @@ def _keep_their_own(rows: Rows, name: str) -> bool:
     )
 
 
-def _of_passes(side: _Side, names: Iterable[str]) -> Why | None:
-    # the same from what each backward pass of a step computed
+def _of_passes(side: _Side, other: _Side, names: Iterable[str]) -> Why | None:
+    # fit by the gradients of each backward pass of the ranks
     of_ranks = [side.rows[rank].get("passes", {}) for rank in sorted(side.rows)]
     counts = [max(map(len, one.values()), default=0) for one in of_ranks]
     held = [n for n in names if [len(one.get(n, ())) for one in of_ranks] == counts]
@@ -364,7 +353,7 @@ def _of_passes(side: _Side, names: Iterable[str]) -> Why | None:
         for one, count in zip(of_ranks, counts, strict=True)
         for number in range(count)
     ]
-    fits = side.fits(parts, held) if min(counts) else None
+    fits = _fits(side, other, parts, held) if min(counts) else None
     if fits is None or max(fits[0][1], fits[1][1]) >= CLOSE:
         return None
     factors, right = (one for one, _ in fits)
@@ -375,5 +364,5 @@ def _of_passes(side: _Side, names: Iterable[str]) -> Why | None:
         for end, count in zip(ends, counts, strict=True)
     ]
     means = Cause.MEANS if all(map(_are_alike, within)) else Cause.MEANS_OF_PASSES
-    cause = of_factors(factors, right, (side.name, side.other), means)
+    cause = of_factors(factors, right, (side.name, other.name), means)
     return replace(cause, same_samples=True) if cause else None

@@ -1,7 +1,6 @@
-"""Limits of what rounding makes of gradients and parameters, by type.
+"""Limits of rounding in gradients and parameters, by dtype.
 
-The quick limits are those of the ladder (minitrain/proof/tolerances.py), estimated from
-norms.
+The quick limits are the ones of minitrain/proof/tolerances.py, applied to norms.
 """
 
 from dataclasses import dataclass
@@ -13,24 +12,24 @@ from minitrain.proof.tolerances import (
     STATE_FLOAT64,
 )
 
-# of a fit: what rounding leaves in float32; what Adam makes of rounding in a step;
-# SGD's step is a sum of gradients and weights
+# residuals of a fit: of float32 rounding; of rounding in a step of Adam; of a step of
+# SGD as a sum of gradients and weights
 CLOSE, CLOSE_ADAPTIVE, LINEAR = 1e-3, 0.02, 1e-3
-# of a whole gradient: what one in 16 bits is off
+# relative error of a gradient in 16 bits
 LOW_PRECISION = (2e-4, 2e-2)
-# a difference that so much of follows the weights is no rounding, if it is as large as
-# the weights times this, a step
+# weight decay: the largest residual of a gap that is parallel to the weights, and its
+# least size a step, as a share of the weights
 FOLLOWS, LEAST_DECAY = 0.2, 1e-6
-# rates that a float32 and a float64 hold
+# relative distance of a rate in float32 and in float64
 SAME_RATE = 1e-6
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of gradients, as a share of the largest one, and of parameters under SGD,
-    as a share of how far they moved; ``unit`` is what rounding makes of one operation.
-    ``coarse`` is what rounding to the next smaller type makes of a tensor, and some,
-    ``coarse_adaptive`` what Adam makes of that.
+    """Limits for one dtype. ``gradients``: a share of the largest gradient; ``linear``:
+    of the distance that SGD moved a parameter; ``unit``: rounding of one operation.
+    ``coarse``: rounding to the next smaller dtype, with a margin; ``coarse_adaptive``:
+    its effect on a step of Adam.
     """
 
     gradients: float

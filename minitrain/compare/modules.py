@@ -1,4 +1,4 @@
-"""The first module whose output differs between two recordings."""
+"""Search for the first module whose output differs between two recordings."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from math import isnan, nan
 
 from minitrain.compare.align import StepPair
 from minitrain.compare.comparer import StepCompared
-from minitrain.compare.inputs_and_state import share_apart
+from minitrain.compare.step_causes import share_apart
 from minitrain.recording.alarm import Row, hashes
 
 Call = tuple[str, int]
@@ -17,13 +17,13 @@ Calls = dict[Call, Row]
 @dataclass(frozen=True)
 class ModulesCompared:
     """The first call of a module, in the order in which calls end, whose output differs
-    at ``step``; an empty ``module`` where none does.
+    at ``step``; ``module`` is empty if there is none.
 
-    It is the ``place``-th of ``num`` calls, and the ``call``-th of this module, whose
-    output is ``share`` of its size apart, infinity where one run has none. ``within``
-    is the innermost module around it with the same inputs, or "". ``ranks`` are those
-    that differ, empty for all. What is the same is so within rounding, if ``share`` is
-    more than rounding, else to the bit.
+    It is the ``place``-th of ``num`` calls and the ``call``-th of this module.
+    ``share``: the distance of the outputs as a share of their size, infinity if one run
+    has none. ``within``: the innermost module around it with the same inputs, or "".
+    ``ranks``: the ranks that differ, empty for all. If ``share`` is within rounding,
+    "the same" means equal bits.
     """
 
     step: int
@@ -42,8 +42,8 @@ def compare_modules(
     places: Sequence[StepPair], steps: Sequence[StepCompared]
 ) -> ModulesCompared | None:
     """Return the first module that differs by more than rounding, up to the first step
-    that is different; without one, the first that differs in any bit. None if modules
-    were not recorded, or for other samples.
+    that is different, or else the first that differs in any bit; None if modules were
+    not recorded, or samples differ.
     """
     marks = [step.mark for step in steps]
     last = next((marks.index(m) for m in "x?~" if m in marks), len(marks))
@@ -60,14 +60,14 @@ def _compare(place: StepPair) -> ModulesCompared | None:
     if not (same and all(a and b for a, b in calls)):
         return None
     apart = [{c: _apart(*both, c, "outputs") for c in both[0]} for both in calls]
-    # without those that could not be read
+    # without outputs that could not be read
     apart = [{c: far for c, far in of.items() if not isnan(far)} for of in apart]
     shares: dict[Call, float] = {}
     for of in apart:
         shares |= {c: max(share, shares.get(c, 0.0)) for c, share in of.items()}
     limit = place.limits.linear
     beyond = [c for c, share in shares.items() if share > limit]
-    # of runs that are equal until there any other bit counts
+    # without one beyond rounding, any bit counts
     limit = limit if beyond else 0.0
     first = next((c for c, share in shares.items() if share > limit), None)
     if first is None:
@@ -75,7 +75,7 @@ def _compare(place: StepPair) -> ModulesCompared | None:
     unlike = [n for n, of in enumerate(apart) if of.get(first, 0.0) > limit]
     both, (a, b) = calls[unlike[0]], rows[unlike[0]]
     same_inputs = [c for c in both[0] if _apart(*both, c, "inputs") <= limit]
-    # those around it end after it, the innermost first
+    # calls around it end after it, the innermost first
     around = (name for name, _ in same_inputs if first[0].startswith(f"{name}."))
     return ModulesCompared(
         place.step,
@@ -105,6 +105,6 @@ def _calls(row: Row) -> Calls:
 
 
 def _weights(row: Row, module: str) -> dict[str, str]:
-    # and buffers, as the step begins
+    # hashes of parameters and buffers before the step
     held = {**row["before"], **hashes(row, "buffers")}
     return {name: one for name, one in held.items() if name.startswith(f"{module}.")}

@@ -1,16 +1,16 @@
-"""Two recordings: the same computation, or the first step where they part, and why.
+"""Comparison of two recordings: the same computation, or the first difference and its
+cause.
 
-What is compared at a step, in this order: data, gradients, learning rates, parameters,
-buffers, the optimizer's state. Bits where they are equal; else what rounding may do
-(minitrain/compare/distances.py). Other world sizes, versions and machines are no
-difference by themselves.
+The order at each step: data, gradients, learning rates, parameters, buffers, the
+optimizer's state. What is not equal to the bit must be within rounding
+(minitrain/compare/distances.py). World sizes, versions and machines may differ.
 """
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from minitrain.compare.align import header, places_of
+from minitrain.compare.align import places_of
 from minitrain.compare.comparer import Comparer, StepCompared
 from minitrain.compare.coverage import (
     asides_of,
@@ -42,13 +42,12 @@ SAME: tuple[RecordingsVerdict, ...] = ("equal bits", "same computation within ro
 class RecordingsCompared:
     """The result of comparing two recordings.
 
-    ``first`` is the first sure difference, and where there is none what cannot be
-    decided; ``doubt`` is what could not be decided before it. ``broken`` says what
-    makes a recording not whole, ``unseen`` what cannot be compared because it was
-    not recorded, ``asides`` what is no difference, ``alarms`` what the rules of the
-    recorder find in each, ``severe`` those of them that are more than notes;
-    ``resumed`` is set where one run starts in the other, and is compared from there;
-    ``modules`` is the first that differs, where they were recorded.
+    ``first``: the first sure difference, or else the first that is not; ``doubt``: one
+    that is not sure, before ``first``. ``broken``: parts missing in a recording;
+    ``unseen``: values that were not recorded, so are not compared; ``asides``: expected
+    differences. ``alarms``: findings of the recorder's rules by side, ``severe`` the
+    ones that are no notes. ``resumed``: the alignment if one run resumes the other.
+    ``modules``: the first module that differs, if modules were recorded.
     """
 
     verdict: RecordingsVerdict
@@ -68,16 +67,18 @@ class RecordingsCompared:
 
     @property
     def same(self) -> bool:
-        """Return whether both are the same computation, and neither has an alarm."""
+        """Return whether both are the same computation without alarms."""
         return self.verdict in SAME and not any(self.severe.values())
 
 
 def compare_recordings(
     a: Path, b: Path, twin: Path | None = None, start: int | None = None
 ) -> RecordingsCompared:
-    """Compare what runs ``a`` and ``b`` recorded, of any world sizes; ``twin`` is the
-    recording of a twin of ``a``, ``start`` the step of ``a`` at which ``b`` starts.
-    Raises UserError for recordings that cannot be read or have no step in common.
+    """Compare two recordings of any world sizes. ``twin``: a recording of ``a`` from a
+    perturbed start; ``start``: the step of ``a`` at which ``b`` starts.
+
+    Raises:
+        UserError: a recording cannot be read, or no step is in both.
     """
     ours, theirs = read_recording(a), read_recording(b)
     alarms = {"A": alarms_in(ours), "B": alarms_in(theirs)}
@@ -90,28 +91,26 @@ def compare_recordings(
         raise _nothing_in_common(a, b, resumed)
     versions = {one.header["torch"] for r in (ours, theirs) for one in r.ranks.values()}
     # each optimizer has a trajectory of its own
-    comparers = {
-        number: Comparer(len(versions) == 1, resumed)
-        for number in {place.optimizer for place in places}
-    }
+    numbers = {place.optimizer for place in places}
+    comparers = {n: Comparer(len(versions) == 1, resumed) for n in numbers}
     steps = [comparers[p.optimizer].compare(p) for p in progress(places, "steps")]
     unseen = unseen_in(ours, theirs, places)
     broken = [*broken_in("A", ours, theirs), *broken_in("B", theirs, ours)]
     only = only_in(ours, theirs), only_in(theirs, ours)
-    model = models_unlike(header(ours), header(theirs))
     start_at = start_unlike(ours, theirs, steps[0])
-    # steps of a run that may start elsewhere decide nothing
+    # steps after an open start decide nothing
     is_open = start_at is not None and not start_at.sure
     steps = [replace(s, mark="?", first=None) if is_open else s for s in steps]
+    model = models_unlike(ours, theirs)
     found = [one for one in (model, start_at, *(s.first for s in steps)) if one]
     sure = next((one for one in found if one.sure), None)
     doubt = next((one for one in found if not one.sure), None)
     if doubt and (unseen or resumed or broken):
-        # what a twin does not decide
+        # a twin does not decide these
         doubt = replace(doubt, twin_decides=False)
     equal = ours.world_size == theirs.world_size and {s.mark for s in steps} == {"="}
     verdict: RecordingsVerdict = SAME[0] if equal else SAME[1]
-    # what a recording lacks that ended early, it may have done
+    # a run whose recording ended early may have made the missing steps
     if sure or (any(only) and not broken and not is_open):
         verdict = "different"
     elif doubt or broken or unseen:
@@ -139,14 +138,9 @@ def _nothing_in_common(a: Path, b: Path, resumed: Resumed | None) -> UserError:
         return UserError(f"{a}: has no recorded step in common with {b}")
     late, straight = (b, a) if resumed.side == "B" else (a, b)
     one = next(iter(resumed.whole.ranks.values()))
-    counts = [step + 1 for number, step in one.steps if number == 0]
-    last = max([*counts, (one.end or {"steps": {}})["steps"].get("0", 0)]) - 1
-    if resumed.step > last:
-        return UserError(
-            f"{late}: starts at step {resumed.step} of {straight}, which ends after "
-            f"step {last}, so no step is in both"
-        )
+    last = max((step for number, step in one.steps if number == 0), default="none")
     return UserError(
-        f"{late}: starts at step {resumed.step} of {straight}, and no step from there "
-        "on is in both; record with every=1, or resume at a multiple of every"
+        f"{late}: starts at step {resumed.step} of {straight}, whose last recorded "
+        f"step is {last}, and no step from there on is in both; record with every=1, "
+        "or resume at a multiple of every"
     )

@@ -1,9 +1,9 @@
-"""A run that resumes another one: the step of the other at which it starts, and what
-was not restored there.
+"""Resumed runs: the step of the other run at which they start, and the parts of the
+state that were not restored there.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise, takewhile
 from operator import itemgetter
@@ -11,7 +11,7 @@ from operator import itemgetter
 from minitrain.compare.align import Rows, StepPair, keys_of, rows_at, samples
 from minitrain.compare.difference import Cause, Difference, What, Why, why
 from minitrain.compare.gradient_causes import cause_in_own, drawn_otherwise
-from minitrain.compare.inputs_and_state import at, buffers_unlike
+from minitrain.compare.step_causes import at, buffers_unlike
 from minitrain.core.errors import UserError
 from minitrain.recording.alarm import Row, hashes
 from minitrain.recording.format import Recording
@@ -22,8 +22,8 @@ Starts = Mapping[int, int]
 
 @dataclass(frozen=True)
 class Resumed:
-    """Two recordings from the steps on, of each optimizer, at which ``side`` starts in
-    the other one, whose ``whole`` recording has the steps before as well.
+    """Two recordings, aligned: ``side`` starts at the steps ``starts`` of the other, by
+    optimizer. ``whole`` is the other recording with its earlier steps.
     """
 
     a: Recording
@@ -34,7 +34,7 @@ class Resumed:
 
     @property
     def step(self) -> int:
-        """Return the step of the first optimizer at which it starts."""
+        """Return the first step that is compared, of the first optimizer."""
         return self.starts[0]
 
     @property
@@ -44,12 +44,12 @@ class Resumed:
 
 
 def resumed_in(a: Recording, b: Recording, start: int | None = None) -> Resumed | None:
-    """Find which of two recordings resumes the other one: it starts with the parameters
-    that the other had before or after some step, or at its end, and counts its steps
-    from 0. ``start`` is the step of ``a`` at which ``b`` starts, where it is given.
+    """Find which recording resumes the other, if any: it starts with the parameters
+    that the other has before or after some step, or at its end, and counts its steps
+    from 0. ``start`` is the step of ``a`` at which ``b`` starts, if it is known.
 
     Raises:
-        UserError: several steps would do, or none of another optimizer.
+        UserError: several steps fit, or none fits another optimizer.
     """
     for side, late, straight in (("B", b, a), ("A", a, b)):
         if start is not None:
@@ -66,31 +66,34 @@ def resumed_in(a: Recording, b: Recording, start: int | None = None) -> Resumed 
     return None
 
 
-def nearest_in(a: Recording, b: Recording) -> tuple[str, int] | None:
-    """Return which recording starts near the other one at a later step, and the step;
-    None where neither is nearer to it than half of the way that led there.
+def near_in(a: Recording, b: Recording) -> tuple[str, int, int] | None:
+    """Return which recording may start between two recorded steps of the other, and the
+    two steps: its start is at neither, and near the way between them. Without one,
+    return which starts near a later step of the other, and twice the step.
     """
-    for side, straight, gaps in _both_ways(a, b):
-        gap, row = min(zip(gaps, straight, strict=True), key=itemgetter(0))
-        if 2 * gap < _way(row, straight[0]):
-            return side, row["step"]
-    return None
-
-
-def between_in(a: Recording, b: Recording) -> tuple[str, int, int] | None:
-    """Return which recording may start between two recorded steps of the other one, and
-    these: it is at neither, and not far from the way between them.
-    """
-    for side, straight, gaps in _both_ways(a, b):
+    nearest = None
+    for side, late, straight in (("B", b, a), ("A", a, b)):
+        first = late.ranks[min(late.ranks)].steps.get((0, 0))
+        one = straight.ranks[min(straight.ranks)]
+        if not (first and (0, 0) in one.steps):
+            continue
+        rows = [row for (number, _), row in one.steps.items() if number == 0]
+        if one.end and "parameters" in one.end:
+            last = max(one.end["steps"].get("0", 0) - 1, rows[-1]["step"])
+            rows.append({**one.end, "step": last})
+        gaps = [_way(row, first) for row in rows]
         found = []
-        for (near, one), (far, two) in pairwise(zip(gaps, straight, strict=True)):
-            way, count = _way(one, two), two["step"] - one["step"]
+        for (near, one_row), (far, two) in pairwise(zip(gaps, rows, strict=True)):
+            way, count = _way(one_row, two), two["step"] - one_row["step"]
             is_apart = count > 1 and 2 * count * min(near, far) > way
             if is_apart and near + far < 2 * way and min(gaps) < gaps[0]:
-                found.append(((near + far) / way, one["step"], two["step"]))
+                found.append(((near + far) / way, one_row["step"], two["step"]))
         if found:
             return side, *min(found)[1:]
-    return None
+        gap, row = min(zip(gaps, rows, strict=True), key=itemgetter(0))
+        if nearest is None and 2 * gap < _way(row, rows[0]):
+            nearest = side, row["step"], row["step"]
+    return nearest
 
 
 def _way(a: Row, b: Row) -> float:
@@ -98,24 +101,9 @@ def _way(a: Row, b: Row) -> float:
     return math.hypot(*(apart(ours[n], theirs[n]) for n in common(ours, theirs)))
 
 
-def _both_ways(
-    a: Recording, b: Recording
-) -> Iterator[tuple[str, Sequence[Row], list[float]]]:
-    # the steps of one run and its end, and how far the first step of the other is
-    for side, late, straight in (("B", b, a), ("A", a, b)):
-        first = late.ranks[min(late.ranks)].steps.get((0, 0))
-        one = straight.ranks[min(straight.ranks)]
-        rows = [row for (number, _), row in one.steps.items() if number == 0]
-        end = one.end or {}
-        if first and (0, 0) in one.steps:
-            last = max(end.get("steps", {}).get("0", 0) - 1, rows[-1]["step"])
-            rows += [{**end, "step": last}] if "parameters" in end else []
-            yield side, rows, [_way(row, first) for row in rows]
-
-
 def _starts_in(late: Recording, straight: Recording, number: int) -> list[int]:
-    # the steps with the parameters of the first one of an optimizer of ``late``, those
-    # that are most like it in all else
+    # steps at which ``straight`` has the parameters with which ``late`` starts, and of
+    # these the ones that are most like the first step of ``late`` in all else
     one = straight.ranks[min(straight.ranks)]
     first = late.ranks[min(late.ranks)].steps.get((number, 0))
     rows = {step: row for (of, step), row in one.steps.items() if of == number}
@@ -139,7 +127,7 @@ def _starts_in(late: Recording, straight: Recording, number: int) -> list[int]:
 
 
 def _aligned(late: Recording, straight: Recording, side: str, step: int) -> Resumed:
-    # as many as each optimizer made before; exact if every step was recorded
+    # the number of steps of each optimizer before; exact if every step was recorded
     before = takewhile((0, step).__ne__, keys_of(straight))
     counts = {number: last + 1 for number, last in before}
     starts = {0: step}
@@ -157,7 +145,7 @@ def _aligned(late: Recording, straight: Recording, side: str, step: int) -> Resu
 
 
 def _from(recording: Recording, start: Starts, by: Starts) -> Recording:
-    # from a step of each optimizer on, with steps that count so many more
+    # drop the steps before ``start``, and add ``by`` to the numbers of steps
     ranks, named = {}, {str(n): more for n, more in by.items()}
     for rank, one in recording.ranks.items():
         first = one.steps.get((0, start.get(0, 0)))
@@ -176,8 +164,8 @@ def _from(recording: Recording, start: Starts, by: Starts) -> Recording:
 
 
 def scale_unlike(place: StepPair) -> Difference | None:
-    """Return where gradients are equal and the ranks' own, before a loss scaler divides
-    them by its scale, are not.
+    """Return the difference in the ranks' own gradients, which a loss scaler has not
+    yet divided by its scale, if it is a factor; the gradients are equal.
     """
     own = cause_in_own(place) if place.same_size else None
     if own is None or own.cause != Cause.OWN_SCALED:
@@ -222,7 +210,7 @@ def _of_data(resumed: Resumed, late: Rows, is_start: bool) -> Why:
     number = next(iter(late.values()))["optimizer"]
     keys = [key for key in keys_of(resumed.whole) if key[0] == number]
     steps = [key[1] for key in keys if samples(rows_at(resumed.whole, key)) == read]
-    # passes that came before the first step, and belong to none
+    # forward passes before the first step: a loss scaler skipped steps
     dropped = any(row["forwards"] > len(row["inputs"]) for row in late.values())
     if is_start and dropped and not any(s < resumed.starts[number] for s in steps):
         return why(Cause.NO_STEP)

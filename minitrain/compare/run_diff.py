@@ -1,9 +1,9 @@
-"""Two training runs on disk: the first step and tensor that differ, why, and whether
-that is within the tolerances of the equivalence stage.
+"""Comparison of two training runs on disk: the first step and tensor that differ, the
+cause, and the verdict by the tolerances of the equivalence stage.
 
-What is there is what the runs recorded: hashes at some steps, the loss of every step,
-the final state of every rank, and tensors of a few steps. What only one of them has is
-a difference like any other, but for the ranks of a larger world size.
+A run records hashes at some steps, the loss of every step, the final state of every
+rank, and tensors of a few steps. Entries of only one run are differences too, except
+for the additional ranks of a larger world size.
 """
 
 import csv
@@ -26,6 +26,7 @@ from minitrain.compare.run_tolerance import (
     GRADIENTS,
     is_coarse,
     rungs_between,
+    sampled_at,
 )
 from minitrain.compare.state_diff import Comparison, compare_states
 from minitrain.compare.states import read_state
@@ -35,7 +36,7 @@ from minitrain.proof.bits import Rung, ranks_rung
 from minitrain.train.step_record import load_tensors, sha256_tensor
 
 RunsVerdict = Literal["equal", "within tolerance", "undecided", "different"]
-# what a run has, by kind, step and rank: rows of hashes, losses; files of states
+# entries by kind, step and rank: rows of hashes, losses, files of states
 Entries = Mapping[tuple[str, int, int], Any]
 HASHES = "hashes.jsonl"
 SAMPLED = "sampled.pt"
@@ -46,7 +47,7 @@ BATCH, TENSORS, FORWARD = "batch", "tensors", "forward"
 LOSS, STATE = "loss", "state"
 ROW = ("gradients", "parameters", "buffers")
 KINDS = ("before", "gradients", "after")
-# a mean of other samples is off by more, and rounding by less
+# rounding is below this share of a loss, the mean over other samples above
 LOSS_SHARE = 1e-4
 # of the length of a step, and of its direction
 ROUNDING = CLOSE_ADAPTIVE, FLOAT32.coarse_adaptive
@@ -54,8 +55,8 @@ ROUNDING = CLOSE_ADAPTIVE, FLOAT32.coarse_adaptive
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """Everything a run recorded. ``by_design``: why another world size computes
-    something else.
+    """Recorded entries of a run. ``by_design``: the reason, if any, why its results
+    depend on the world size.
     """
 
     entries: Entries
@@ -72,15 +73,13 @@ class TrainingRun:
 
 @dataclass
 class RunsCompared:
-    """The result of comparing runs A and B.
+    """The result of comparing runs A and B; the counts are for entries in both.
 
-    ``first`` is the first difference in the bits that both recorded, ``losses`` are
-    those that differ, by step, ``states`` the final states by file. Where bits differ,
-    ``rungs`` are held to a tolerance; ``is_coarse`` says that rounding to 16 bits may
-    explain them, ``by_design`` that other world sizes compute something else.
-    ``unlike_ranks`` names by side what one of its ranks lacks, or has otherwise than
-    rank 0; ``other_tensors`` says that names, shapes or dtypes differ. The counts are
-    of what both have.
+    ``first``: the first difference in recorded bits; ``losses``: pairs that differ, by
+    step; ``states``: final states by file. ``rungs``: comparisons within tolerances;
+    ``is_coarse``: rounding to 16 bits may explain the gradients; ``by_design``: the
+    results depend on the world size. ``unlike_ranks``: by side, a rank that is not
+    complete or differs from rank 0; ``other_tensors``: other names, shapes or dtypes.
     """
 
     world_sizes: tuple[int, int]
@@ -104,27 +103,27 @@ class RunsCompared:
 
     @property
     def loss_gap(self) -> float:
-        """The largest distance of two losses, as a share of their size."""
+        """Return the largest distance of two losses, as a share of their size."""
         pairs = [(float(ours), float(theirs)) for ours, theirs in self.losses.values()]
         shares = [abs(x - y) / (max(abs(x), abs(y)) or 1.0) for x, y in pairs]
-        # NaN is near nothing
+        # NaN has no distance to anything
         return max((s if s == s else math.inf for s in shares), default=0.0)
 
     @property
     def equal(self) -> bool:
-        """Return whether every bit is alike of what both have."""
+        """Return whether the entries in both have the same bits."""
         return not (self.first or self.losses or self.unlike_states)
 
     @property
     def verdict(self) -> RunsVerdict:
-        """``equal`` bits; else what the tolerances say."""
+        """Return the verdict by bits, or if they differ, by the tolerances."""
         if self.only_in_a or self.only_in_b or self.unlike_ranks:
             return "different"
         return "equal" if self.equal else self._by_tolerance()
 
     def _by_tolerance(self) -> RunsVerdict:
         first = self.first
-        # the last step is recorded too: what only a state has is no rounding
+        # states are recorded after the last step: if only they differ, it is damage
         other_data = first and first.what == What.DATA
         if other_data or self.other_tensors or (self.unlike_states and not first):
             return "different"
@@ -135,7 +134,7 @@ class RunsCompared:
         broken = [name for name, r in self.rungs.items() if r.verdict == "breach"]
         if not broken and {GRADIENTS, FINAL} <= self.rungs.keys():
             return "within tolerance" if self.loss_gap <= LOSS_SHARE else "different"
-        # rounding shows in gradients first (it may be coarse) or in the first step
+        # rounding affects gradients first (it may be coarse) or the first step
         if first and first.what == What.GRADIENTS:
             may_be = self.is_coarse or not any("gradients" in name for name in broken)
         else:
@@ -149,15 +148,15 @@ class RunsCompared:
 
 
 def is_run(path: Path) -> bool:
-    """Return whether ``path`` is a folder in which a run recorded something."""
+    """Return whether ``path`` is the folder of a training run."""
     return (path / HASHES).is_file()
 
 
 def compare_runs(a: Path, b: Path) -> RunsCompared:
-    """Compare all that runs ``a`` and ``b`` recorded.
+    """Compare all entries of the runs ``a`` and ``b``.
 
-    Raises UserError for a folder without readable hashes, losses or states, and for
-    runs that have no recorded step in common.
+    Raises:
+        UserError: hashes, losses or states cannot be read, or no step is in both.
     """
     one, two = _read(a), _read(b)
     both = [key for key in one.entries if key in two.entries]
@@ -167,7 +166,7 @@ def compare_runs(a: Path, b: Path) -> RunsCompared:
     found = RunsCompared((one.world_size, two.world_size), num[TENSORS], num[LOSS])
     for kind, step, rank in both:
         ours, theirs = (run.entries[kind, step, rank] for run in (one, two))
-        # losses are written so that equal text is equal bits
+        # the text of a loss is exact: equal text means equal bits
         if kind == LOSS and ours != theirs:
             found.losses[step] = ours, theirs
         if kind == STATE:
@@ -182,7 +181,7 @@ def compare_runs(a: Path, b: Path) -> RunsCompared:
     found.by_design = designed is not None
     explain = partial(_explain, one, two, designed)
     first = locate(rows[0], rows[1], explain, "A")
-    # rounding comes before other data, and does not hide it
+    # rounding at an earlier step must not hide other data
     data = locate(batches[0], batches[1], explain, "A")
     found.first = first if first and first.why.sure else data or first
     found.only_in_a, found.only_in_b = _only(one, two), _only(two, one)
@@ -211,14 +210,14 @@ def _compare_by_tolerance(a: TrainingRun, b: TrainingRun, found: RunsCompared) -
     if first == (0, What.GRADIENTS) and "breach" in verdicts.values():
         ours, theirs = _step(a.sampled), _step(b.sampled)
         if verdicts[GRADIENTS] != "breach" and not found.by_design:
-            # a first step that rounding of the gradients does not explain
+            # rounding of the gradients does not explain the first step
             cause = cause_in_step(ours, theirs, a.world_size, "A", ROUNDING)
             if cause != UNKNOWN:
                 found.first = Difference(0, What.PARAMETERS, cause)
 
 
 def _unlike_ranks(run: TrainingRun, states: list[Mapping[str, Tensor]]) -> str:
-    # every strategy leaves the same gradients and parameters on all ranks
+    # all ranks must have the same gradients and parameters, under every strategy
     rows = {key[1:]: row for key, row in run.entries.items() if key[0] == TENSORS}
     steps = sorted({step for step, _ in rows})
     for rank in range(run.world_size):
@@ -245,24 +244,20 @@ def _explain(
     what: What,
     ranks: list[int],
 ) -> Why:
-    # from the tensors that rank 0 of both kept of step 0
+    # from the sampled tensors of step 0, of rank 0
     if designed or step != 0 or not (a.sampled and b.sampled):
         return designed or UNKNOWN
     ours, theirs = (_step(run.sampled) for run in (a, b))
     cause = cause_of(what, ranks, Values([ours] * a.world_size, theirs, []), ("A", "B"))
     if cause != UNKNOWN:
         return cause
-    # what is wrong may be in B
+    # the fault may be in B
     return cause_of(what, ranks, Values([theirs] * b.world_size, ours, []), ("B", "A"))
 
 
 def _step(sampled: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    found: dict[str, dict[str, Tensor]] = {kind: {} for kind in KINDS}
-    for full, tensor in sampled.items():
-        step, kind, name = full.split("/", 2)
-        if step == "0" and kind in found:
-            found[kind][name] = tensor
-    # of the state before, what is a parameter
+    found = {kind: sampled_at(f"0/{kind}/", sampled) for kind in KINDS}
+    # the state before also has buffers
     before = found["before"].items()
     return found | {"before": {n: t for n, t in before if n in found["after"]}}
 

@@ -1,20 +1,22 @@
-"""Distances of two training runs, held to the tolerances of the equivalence stage.
+"""Comparison of two training runs within the tolerances of the equivalence stage.
 
-Runs of other world sizes or strategies sum in another order, so their bits differ.
-They are held to the quick limits of the rungs against one process
-(minitrain/proof/tolerances.py): gradients of step 0, the state after the third step,
-the final state. There is no perturbed run here to measure how far rounding goes beyond.
-Those limits of AdamW are wide, so the first two steps are held to their own gradients.
+Runs of other world sizes or strategies sum in another order, so their bits differ. The
+gradients of step 0, the state after the third step and the final state must be within
+the quick limits of the rungs against one process (minitrain/proof/tolerances.py); no
+perturbed run measures how far rounding goes beyond. Since these limits are wide for
+AdamW, the first two steps are also checked against their own gradients.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from minitrain.analysis.verdicts import CheckVerdict
+from minitrain.compare.diagnosis import flat
 from minitrain.compare.limits import CLOSE, FLOAT32
 from minitrain.proof.bits import Rung
 from minitrain.proof.tolerances import (
@@ -35,23 +37,20 @@ EARLY, FINAL = "state after step 2", "final state"
 ATOL = 1e-5
 
 
-@dataclass(frozen=True)
-class _Training:
-    optimizer: str
-    learning_rate: float
-
-
 def rungs_between(
     a: Tensors, b: Tensors, final: tuple[Tensors, Tensors], first: int = 0
 ) -> dict[str, Rung]:
-    """Compare what two runs sampled (by STEP/KIND/NAME) and their ``final`` states, in
-    the order of the run, up to the first breach; empty where a run has no step 0.
-    ``first`` is the step from which gradients differ.
+    """Compare the sampled tensors (by STEP/KIND/NAME) and ``final`` states of two runs,
+    in the order of the run, up to the first breach. ``first`` is the step from which
+    gradients differ.
+
+    Returns:
+        Rungs by name; none if a run has no step 0.
     """
-    begin, theirs = _of("0/before/", b), _of("0/after/", b)
+    begin, theirs = sampled_at("0/before/", b), sampled_at("0/after/", b)
     found: dict[str, Rung] = {}
     for step in sorted({0, first}):
-        ours, wanted = (_of(f"{step}/gradients/", one) for one in (a, b))
+        ours, wanted = (sampled_at(f"{step}/gradients/", one) for one in (a, b))
         if ours and wanted:
             rung = _rung(ours, wanted, gradient_limits(wanted))
             found[f"gradients of step {step}"] = rung
@@ -60,8 +59,8 @@ def rungs_between(
     if found[GRADIENTS].verdict is not CheckVerdict.BREACH:
         found[FIRST_STEPS] = _first_steps(a, b)
     # the files of a run name neither optimizer nor rate
-    training: Any = _training(_of("0/gradients/", b), begin, theirs)
-    early = _of("early/state/", a), _of("early/state/", b)
+    training = _training(sampled_at("0/gradients/", b), begin, theirs)
+    early = sampled_at("early/state/", a), sampled_at("early/state/", b)
     for name, states in ((EARLY, early), (FINAL, final)):
         fine = all(rung.verdict != "breach" for rung in found.values())
         if fine and any(states) and begin.keys() >= states[1].keys():
@@ -71,10 +70,10 @@ def rungs_between(
 
 
 def is_coarse(a: Tensors, b: Tensors, step: int = 0) -> bool:
-    """Return whether the gradients of ``step`` are no farther apart than rounding to 16
-    bits takes them.
+    """Return whether rounding to 16 bits may explain the distance of the gradients of
+    ``step``.
     """
-    x, y = (_flat(_of(f"{step}/gradients/", one)) for one in (a, b))
+    x, y = (flat(sampled_at(f"{step}/gradients/", one)).double() for one in (a, b))
     return len(x) == len(y) and bool((x - y).norm() <= FLOAT32.coarse * y.norm())
 
 
@@ -91,13 +90,13 @@ def _rung(ours: Tensors, theirs: Tensors, limits: Limits) -> Rung:
 
 
 def _first_steps(a: Tensors, b: Tensors) -> Rung:
-    # each step of SGD or Adam is, element by element, a function of the gradients so
-    # far: it may be off by as much of its size as these are of theirs
-    before, apart, worst = _of("0/before/", b), 0.0, (0.0, "")
+    # steps of SGD and Adam are functions of the gradients so far, element by element,
+    # so the relative error of a step is at most the one of the gradients
+    before, apart, worst = sampled_at("0/before/", b), 0.0, (0.0, "")
     sums: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
     for step in (0, 1):
         gradients, after = (
-            [_of(f"{step}/{kind}/", one) for one in (a, b)]
+            [sampled_at(f"{step}/{kind}/", one) for one in (a, b)]
             for kind in ("gradients", "after")
         )
         for name, tensor in after[1].items() if all(gradients) else ():
@@ -120,28 +119,27 @@ def _first_steps(a: Tensors, b: Tensors) -> Rung:
     return Rung(apart == 0, None, apart, verdict, detail)
 
 
-def _training(gradients: Tensors, before: Tensors, after: Tensors) -> _Training:
-    # a step of SGD is a multiple of the gradient, and of the weights that decay; one
-    # of Adam is as long as the rate wherever there is a gradient
+def _training(gradients: Tensors, before: Tensors, after: Tensors) -> Any:
+    # a step of SGD is a combination of the gradient and the weights (decay); one of
+    # Adam is as long as the rate in each element with a gradient
     names = [name for name in gradients if name in after]
     gradient, start, end = (
-        _flat({name: of[name] for name in names}) for of in (gradients, before, after)
+        flat({name: of[name] for name in names}).double()
+        for of in (gradients, before, after)
     )
     moved = end - start
     if not moved.isfinite().all():
-        return _Training("adamw", 0.0)
+        return SimpleNamespace(optimizer="adamw", learning_rate=0.0)
     _, rest = combination(moved, [gradient, start])
-    return _Training("sgd" if rest < CLOSE else "adamw", float(moved.abs().max()))
+    rate = float(moved.abs().max())
+    name = "sgd" if rest < CLOSE else "adamw"
+    return SimpleNamespace(optimizer=name, learning_rate=rate)
 
 
-def _of(prefix: str, sampled: Tensors) -> dict[str, Tensor]:
+def sampled_at(prefix: str, sampled: Tensors) -> dict[str, Tensor]:
+    """Return the sampled tensors whose names begin with ``prefix``, without it."""
     found = {n: t for n, t in sampled.items() if n.startswith(prefix)}
     return {name.removeprefix(prefix): tensor for name, tensor in sorted(found.items())}
-
-
-def _flat(tensors: Tensors) -> Tensor:
-    flat = [tensor.double().flatten() for tensor in tensors.values()]
-    return torch.cat(flat) if flat else torch.empty(0)
 
 
 def _size(tensor: Tensor) -> float:

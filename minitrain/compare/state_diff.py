@@ -1,15 +1,19 @@
-"""Two states, tensor by tensor: what differs, how far, and where first."""
+"""Bitwise comparison of two states, or of two folders of states and other files."""
 
+import filecmp
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from minitrain.compare.entries import PART
-from minitrain.compare.names import align
-from minitrain.compare.states import OnDisk, State
+from minitrain.compare.formats import PART, files_of, is_state
+from minitrain.compare.states import OnDisk, State, align, read_state
+from minitrain.core.errors import UserError
+from minitrain.core.files import require_regular
 from minitrain.core.progress import progress
 from minitrain.proof.ulp import Gap, num_nan, same_bits, same_kind, tensor_gap
 
@@ -30,14 +34,12 @@ class Element:
 class Comparison:
     """The result of comparing states A and B; ``equal`` if nothing differs.
 
-    Counts are of what both have. ``unlike`` are tensors of other dtype or shape,
-    ``values`` the entries that are no tensors. The largest distances are over all
-    tensors that have one: those in ``without_distance`` differ and hold a NaN.
-    ``aliases`` are names that only one side has, for a tensor that it also has by a
-    name of both: no difference. ``nan`` counts the NaNs, of the same bits on both
-    sides, in tensors that are equal. ``said`` is what was done to names, a clause each;
-    ``num_parts`` counts DTensors, of which one rank's part alone is there. ``objects``
-    of Python are not compared: a clause each.
+    The counts are for entries in both. ``unlike``: tensors with another dtype or shape;
+    ``values``: other entries that differ. The largest distances exclude the tensors
+    ``without_distance``, which contain a NaN. ``aliases``: second names of tied
+    weights, in one state only; no difference. ``nan``: the number of NaNs with equal
+    bits, by tensor. ``said``: changes of names. ``num_parts``: DTensors of which the
+    shard of one rank is compared. ``objects``: Python objects, which are not compared.
     """
 
     equal: bool = True
@@ -63,7 +65,7 @@ class Comparison:
 
 
 def compare_states(a: State, b: State) -> Comparison:
-    """Compare bit by bit, in the order of A; little memory beside the files' own."""
+    """Compare bit by bit, in the order of A, holding one pair of tensors in memory."""
     objects = sorted({*a.objects.items()} | {*b.objects.items()})
     aligned = align(a, b)
     a, b = aligned.a, aligned.b
@@ -81,7 +83,7 @@ def compare_states(a: State, b: State) -> Comparison:
     both = [name for name in a.tensors if name in b.tensors]
     found.aliases = _aliases(a, only[0], both) | _aliases(b, only[1], both)
     if all(aligned.left):
-        # which of them are meant by which is not known
+        # entries outside of both models cannot be matched: all are differences
         only = [names + left for names, left in zip(only, aligned.left, strict=True)]
     found.only_in_a, found.only_in_b = (
         [name for name in names if name not in found.aliases] for names in only
@@ -120,7 +122,7 @@ def _compare_tensors(a: State, b: State, found: Comparison) -> None:
         found.max_ulp = max(ulps, default=None)
         found.max_abs_diff_tensor = max(far, key=lambda name: far[name], default=None)
         found.max_abs_diff = max(far.values(), default=None)
-    # a tensor on one side, a value on the other
+    # a tensor in one state, another value in the other
     for name in (name for name in a.tensors if name in b.values):
         found.unlike[name] = f"{_kind(a.tensors[name])} against {_kind(b.values[name])}"
     for name in (name for name in a.values if name in b.tensors):
@@ -133,7 +135,7 @@ def _only_here(mine: State, theirs: State) -> list[str]:
 
 
 def _aliases(state: State, names: list[str], both: list[str]) -> dict[str, str]:
-    # of tied weights some formats keep one name
+    # some formats keep only one name of tied weights
     own = [name for name in names if name in state.tensors]
     places = {_place(state, name): name for name in both} if own else {}
     found = {name: places.get(_place(state, name)) for name in own}
@@ -143,7 +145,7 @@ def _aliases(state: State, names: list[str], both: list[str]) -> dict[str, str]:
 def _place(state: State, name: str) -> tuple[object, ...]:
     tensors = state.tensors
     if isinstance(tensors, OnDisk) and not tensors.is_held(name):
-        # read from disk each time: it has no place in memory
+        # read on each lookup, so its address tells nothing
         return (name,)
     tensor = tensors[name]
     if not tensor.numel():
@@ -153,7 +155,7 @@ def _place(state: State, name: str) -> tuple[object, ...]:
 
 def _same_value(a: object, b: object) -> bool:
     if isinstance(a, float) and isinstance(b, float):
-        # a NaN is itself, and 0.0 is not -0.0
+        # equal NaNs are equal, and 0.0 differs from -0.0
         return struct.pack("d", a) == struct.pack("d", b)
     return type(a) is type(b) and a == b
 
@@ -174,7 +176,7 @@ def _element(name: str, a: Tensor, b: Tensor, gap: Gap) -> Element:
 
 
 def _shown(element: Tensor) -> str:
-    # any two numbers of up to 32 bits differ in nine digits
+    # nine digits distinguish all numbers of up to 32 bits
     wide = element.dtype in (torch.float64, torch.complex128)
     value = element.item()
     if isinstance(value, bool | int) or wide:
@@ -187,3 +189,74 @@ def _hex(element: Tensor) -> str:
     size = parts.element_size()
     words = parts.contiguous().view(torch.uint8).numpy().view(f"u{size}")
     return " ".join(f"0x{int(word):0{2 * size}x}" for word in words)
+
+
+@dataclass
+class FoldersCompared:
+    """The result of comparing two folders. ``states`` by path in the folder; ``files``
+    that are no readable state: whether their bytes are equal.
+    """
+
+    states: dict[str, Comparison] = field(default_factory=dict)
+    files: dict[str, bool] = field(default_factory=dict)
+    only_in_a: list[str] = field(default_factory=list)
+    only_in_b: list[str] = field(default_factory=list)
+
+    @property
+    def equal(self) -> bool:
+        """Return whether every bit is the same."""
+        alike = all(found.equal for found in self.states.values())
+        only = self.only_in_a or self.only_in_b
+        return alike and all(self.files.values()) and not only
+
+
+def compare_folders(a: Path, b: Path, prefix: str = "") -> FoldersCompared:
+    """Compare states and files of the same path; if each folder has one state of
+    several files, also if their names differ. See :func:`read_state` for ``prefix``.
+
+    Raises:
+        UserError: the folders have no state in common.
+    """
+    parts = [dict(_parts(folder, folder)) for folder in (a, b)]
+    ours, theirs = ({*found} for found in parts)
+    large = [[name for name, is_large in found.items() if is_large] for found in parts]
+    found = FoldersCompared()
+    if large[0] != large[1] and len(large[0]) == len(large[1]) == 1:
+        states = [read_state(folder, prefix) for folder in (a, b)]
+        found.states[f"{large[0][0]}, {large[1][0]}"] = compare_states(*states)
+        ours, theirs = ours - {*large[0]}, theirs - {*large[1]}
+    found.only_in_a, found.only_in_b = sorted(ours - theirs), sorted(theirs - ours)
+    for name in sorted(ours & theirs):
+        try:
+            states = [read_state(folder / name, prefix) for folder in (a, b)]
+            found.states[name] = compare_states(*states)
+        except UserError:
+            if any(name in names for names in large):
+                # its bytes are in other files
+                raise
+            # a configuration, or a random state that needs code to be read
+            x, y = (require_regular(folder / name) for folder in (a, b))
+            found.files[name] = filecmp.cmp(x, y, shallow=False)
+    if not found.states:
+        raise UserError(f"{a}: no training run, and holds no state that {b} has too")
+    return found
+
+
+def beside(state: Path) -> list[str]:
+    """Return the other files in the folder of a state."""
+    if not (state.is_dir() and is_state(state)):
+        return []
+    return [name for name, is_large in _parts(state, state) if not is_large]
+
+
+def _parts(folder: Path, top: Path) -> Iterator[tuple[str, bool]]:
+    # states and files by path from ``top``, and whether it is a state of several files
+    states = files_of(folder)
+    covered = {file for files in states.values() for file in files}
+    for state in sorted(states):
+        yield state.relative_to(top).as_posix(), True
+    for path in sorted({*folder.iterdir()} - covered):
+        if path.is_dir():
+            yield from _parts(path, top)
+        else:
+            yield path.relative_to(top).as_posix(), False

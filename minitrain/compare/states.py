@@ -1,23 +1,45 @@
-"""States by name: ours and foreign ones, of every format in :mod:`.formats`."""
+"""States by name, and the alignment of two states whose names differ.
 
-from collections.abc import Callable, Iterator, Mapping
+A state is read from any of the :mod:`.formats`, ours or foreign.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from minitrain.compare.entries import Inert, Unread
-from minitrain.compare.formats import entries
+from minitrain.compare.formats import Inert, Unread, entries
 from minitrain.core.errors import UserError
 
-# more entries than any state has: a small file can nest lists to billions
+# more entries than any state has: nested lists in a small file can expand to billions
 MOST_ENTRIES = 1_000_000
+# components that DDP, torch.compile, FSDP, checkpoint wrappers and Fabric add to names
+WRAPPERS = {
+    "module",
+    "_orig_mod",
+    "_fsdp_wrapped_module",
+    "_checkpoint_wrapped_module",
+    "_forward_module",
+}
+# depth to which a model is searched for in a checkpoint
+DEEPEST = 2
+NAMED = "the optimizer's parameters by name, where one of them has numbers"
+# entries of a state dict of torch.optim
+GROUP = re.compile(r"(.*\b|)param_groups\.\d+\.params\.\d+")
+ENTRY = re.compile(r"(.*\b|)state\.\d+\.")
+PLAIN = "without the words of wrappers in names"
 
 
 class OnDisk(Mapping[str, Tensor]):
-    """Tensors by name, each read when it is looked up."""
+    """Tensors by name, each read when it is looked up.
+
+    Raises:
+        UserError: the tensor is sparse, quantized, nested or on the meta device.
+    """
 
     def __init__(self, source: Path, stored: Mapping[str, Tensor | Unread]) -> None:
         self._source, self._stored = source, stored
@@ -42,18 +64,18 @@ class OnDisk(Mapping[str, Tensor]):
         return len(self._stored)
 
     def is_held(self, name: str) -> bool:
-        """Return whether it stays where it is in memory, with all that share it."""
+        """Return whether the tensor keeps its place in memory between lookups."""
         return not isinstance(self._stored[name], Unread)
 
     def renamed(self, names: Mapping[str, str]) -> "OnDisk":
-        """Return those of ``names`` alone (new name: name that it has)."""
+        """Return only the tensors in ``names`` (new name: current name)."""
         return OnDisk(self._source, {new: self._stored[n] for new, n in names.items()})
 
 
 @dataclass(frozen=True)
 class State:
     """Entries of a file or a folder by name; names of nested entries are joined by
-    dots. ``objects`` are those whose class was not imported, with its name.
+    dots. ``objects`` maps objects whose class was not imported to the class.
     """
 
     tensors: Mapping[str, Tensor]
@@ -61,8 +83,8 @@ class State:
     objects: Mapping[str, str] = field(default_factory=dict)
 
     def renamed(self, rename: Callable[[str], str | None]) -> "State":
-        """Return it by other names, without those that get none; unchanged if two names
-        would become one.
+        """Return the state with new names, without entries that get None; the state
+        itself if two names would become one.
         """
         pairs = [(rename(name), name) for name in (*self.tensors, *self.values)]
         names = {new: name for new, name in pairs if new is not None}
@@ -79,11 +101,11 @@ class State:
 
 
 def read_state(path: Path, prefix: str = "") -> State:
-    """Read ``path``; a leading ``prefix`` is taken off every name that has it.
+    """Read the state at ``path``; a leading ``prefix`` is removed from names.
 
-    Raises UserError for what is empty, torn, of another kind, or would have to run code
-    to be read; looking at a tensor that is not plain (sparse, quantized, nested, meta)
-    raises it too.
+    Raises:
+        UserError: the state is empty, torn, of another kind, or needs code to be read;
+            also a later lookup of a tensor that is damaged or not plain.
     """
     tensors: dict[str, Tensor | Unread] = {}
     values: dict[str, object] = {}
@@ -107,3 +129,99 @@ def read_state(path: Path, prefix: str = "") -> State:
     if not tensors and not values:
         raise UserError(f"{path}: holds nothing to compare")
     return State(OnDisk(path, tensors), values, objects)
+
+
+@dataclass(frozen=True)
+class Aligned:
+    """Two states with the same names; ``said`` lists the changes that this took.
+    ``left`` are entries of A and of B outside of the model that was found inside.
+    """
+
+    a: State
+    b: State
+    said: list[str]
+    left: tuple[list[str], list[str]] = ([], [])
+
+
+def align(a: State, b: State) -> Aligned:
+    """Align names of optimizer entries, where one state has numbers for parameters;
+    and if no tensor has the same name in both, remove the words of wrappers, then
+    search for the model inside a checkpoint. Names stay if there are several ways.
+    """
+    named = _named(a, b), _named(b, a)
+    said = [] if named[0] is a and named[1] is b else [NAMED]
+    a, b = named
+    if {*a.tensors} & {*b.tensors}:
+        return Aligned(a, b, said)
+    sides = [state.renamed(_plain) for state in (a, b)]
+    if {*sides[0].tensors} & {*sides[1].tensors}:
+        return Aligned(sides[0], sides[1], [*said, PLAIN])
+    roots = _best_roots(*({*state.tensors} for state in sides))
+    if roots is None:
+        return Aligned(a, b, said)
+    said, left = [*said, PLAIN], []
+    for side, state, root in zip("AB", sides, roots, strict=True):
+        within = _within(root)
+        names = [*state.tensors, *state.values]
+        left.append([name for name in names if within(name) is None])
+        if root:
+            said.append(f"{side} is its entry {root!r}, without {len(left[-1])} others")
+    inside = [s.renamed(_within(root)) for s, root in zip(sides, roots, strict=True)]
+    return Aligned(inside[0], inside[1], said, (left[0], left[1]))
+
+
+def _named(mine: State, other: State) -> State:
+    # the groups of both list their parameters in the same order
+    names, listed = {}, {}
+    for key, number in mine.values.items():
+        name, group = other.values.get(key), GROUP.fullmatch(key)
+        if group and isinstance(number, int) and isinstance(name, str):
+            names[f"{group[1]}state.{number}."] = f"{group[1]}state.{name}."
+            listed[key] = name
+
+    def rename(name: str) -> str:
+        entry = ENTRY.match(name)
+        return names.get(entry[0], entry[0]) + name[entry.end() :] if entry else name
+
+    found = mine.renamed(rename) if names else mine
+    return found if found is mine else replace(found, values={**found.values, **listed})
+
+
+def _plain(name: str) -> str:
+    words = [part for part in name.split(".") if part not in WRAPPERS]
+    # a name that consists of wrappers only stays
+    return ".".join(words) or name
+
+
+def _within(root: str) -> Callable[[str], str | None]:
+    start = f"{root}." if root else ""
+    return lambda name: name.removeprefix(start) if name.startswith(start) else None
+
+
+def _best_roots(a: set[str], b: set[str]) -> tuple[str, str] | None:
+    # the shortest pair of roots under which most names are the same; None unless all
+    # others that are as good lie equally deep inside of it, as blocks in a model
+    inside = [
+        {root: {*filter(None, map(_within(root), names))} for root in _roots(names)}
+        for names in (a, b)
+    ]
+    fits = {(x, y): len(inside[0][x] & inside[1][y]) for x, y in product(*inside)}
+    most = max(fits.values())
+    best, *others = sorted(
+        (pair for pair in fits if fits[pair] == most),
+        key=lambda pair: (len(pair[0]) + len(pair[1]), *pair),
+    )
+    return best if most and all(_is_deeper(best, other) for other in others) else None
+
+
+def _is_deeper(roots: Sequence[str], other: Sequence[str]) -> bool:
+    within = [_within(root)(deeper) for root, deeper in zip(roots, other, strict=True)]
+    return within[0] is not None and within[0] == within[1]
+
+
+def _roots(names: set[str]) -> list[str]:
+    found = {""}
+    for name in names:
+        parts = name.split(".")
+        found |= {".".join(parts[:deep]) for deep in range(1, DEEPEST + 1)}
+    return sorted(found - {*names})

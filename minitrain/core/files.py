@@ -19,7 +19,7 @@ import stat
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, AnyStr
 
 from minitrain.core.errors import UserError, disk_full, is_disk_full
 
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 # size limits in bytes of files that are read as a whole
 MOST_OF_INDEX, MOST_OF_METADATA, MOST_OF_RECORDING = 1 << 28, 1 << 30, 1 << 34
+# in characters or bytes
+LONGEST_LINE = 1 << 26
 
 
 def _remove_stale(path: Path) -> None:
@@ -79,7 +81,12 @@ def _put(temporary: Path, path: Path) -> None:
     if path.is_dir():
         # a rename cannot replace a non-empty folder
         os.replace(path, old)
-    os.replace(temporary, path)
+    try:
+        os.replace(temporary, path)
+    except OSError:
+        if old.exists():
+            os.replace(old, path)
+        raise
     fsync(path.parent)
     remove(old)
 
@@ -226,11 +233,19 @@ def each_row(path: Path, *keys: str) -> Iterator[dict[str, Any]]:
     """
     with reading(path), open(require_regular(path), encoding="utf-8") as file:
         line = ""
-        for line in file:
+        for line in each_line(file):
             row = json.loads(line)
             _require(row, keys)
             yield row
         _require_end(line)
+
+
+def each_line(file: IO[AnyStr]) -> Iterator[AnyStr]:
+    """Yield the lines of ``file``; raises ValueError above :data:`LONGEST_LINE`."""
+    while line := file.readline(LONGEST_LINE + 1):
+        if len(line) > LONGEST_LINE:
+            raise ValueError(f"a line of more than {LONGEST_LINE >> 20} MiB")
+        yield line
 
 
 def read_jsonl(path: Path, *keys: str) -> list[dict[str, Any]]:

@@ -1,6 +1,7 @@
 """Provenance of a measurement: machine, time and code, stored with every result."""
 
 import hashlib
+import json
 import os
 import platform
 import re
@@ -14,7 +15,6 @@ from typing import Any
 
 from minitrain.core.code_lock import read_lock
 from minitrain.core.errors import UserError
-from minitrain.core.files import sha256_file
 
 # tracked files that determine a result; other files may differ from the commit, since
 # DVC removes a stage's outputs before it runs
@@ -76,22 +76,20 @@ def provenance(script: Path, gpu: str | None = None) -> dict[str, Any]:
 def code_sha256(script: Path) -> str | None:
     """Return one hash of all code that the DVC stage of ``script`` depends on.
 
-    SHA-256 of lines ``sha256  path``, one for each Python file in its ``deps``, sorted
-    by path relative to the project root. None if no stage runs ``script``.
+    SHA-256 of lines ``md5  path``, sorted by path relative to the project root, with
+    the MD5s of dvc.lock. None if no stage runs ``script``.
     """
     script = script.resolve()
     root = _project(script)
     folder = next((p for p in script.parents if (p / "dvc.yaml").is_file()), None)
     if root is None or folder is None:
         return None
-    deps = [(folder / dep).resolve() for dep in _deps(script, folder)]
-    files = {file for dep in deps for file in [dep, *dep.rglob("*.py")]}
-    code = {
-        os.path.relpath(file, root): sha256_file(file)
-        for file in files
-        if file.suffix == ".py" and file.is_file()
-    }
-    lines = [f"{sha256}  {name}\n" for name, sha256 in sorted(code.items())]
+    md5s = {}
+    for dep in _deps(script, folder):
+        path = Path(os.path.normpath(folder / dep))
+        if md5 := _md5_of_code(path):
+            md5s[Path(os.path.relpath(path, root)).as_posix()] = md5
+    lines = [f"{md5}  {path}\n" for path, md5 in sorted(md5s.items())]
     return hashlib.sha256("".join(lines).encode()).hexdigest() if lines else None
 
 
@@ -202,3 +200,24 @@ def _deps(script: Path, folder: Path) -> list[str]:
                 for dep in stage["deps"]
             ]
     return []
+
+
+def _md5_of_code(path: Path) -> str | None:
+    """Return the MD5 in dvc.lock of a Python file or a folder of them, else None."""
+    if path.suffix == ".py":
+        return _md5(path.read_bytes())
+    files = [p for p in path.rglob("*") if p.is_file()]
+    inside = {p.relative_to(path).as_posix(): p for p in files}
+    if not any(name.endswith(".py") for name in inside):
+        return None
+    # the same JSON as DVC's for a folder, without the files in .dvcignore
+    listed = [
+        {"md5": _md5(inside[name].read_bytes()), "relpath": name}
+        for name in sorted(inside)
+        if "__pycache__" not in inside[name].parts
+    ]
+    return f"{_md5(json.dumps(listed).encode())}.dir"
+
+
+def _md5(content: bytes) -> str:
+    return hashlib.md5(content, usedforsecurity=False).hexdigest()

@@ -6,8 +6,10 @@ one line for each, naming the file, the key, the value and the allowed values.
 
 import re
 import reprlib
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from types import NoneType
+from typing import Annotated, Any, TypeVar, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
@@ -19,6 +21,8 @@ from minitrain.core.printable import shortened
 # limits of the C types in torch and gloo
 MAX_COUNT, MAX_FLOAT = 2**31 - 1, 1e9
 LONGEST_VALUE = 60
+# maximum number of lines in one error
+MOST_MISTAKES = 20
 # replaces pydantic's messages that name Python types
 WANTED = {
     "int_type": "an integer",
@@ -109,7 +113,10 @@ def validated(values: dict[str, Any], schema: type[S], start: str = "") -> S:
     except ValidationError as error:
         # unknown keys first: a misspelt key is also reported as missing
         details = sorted(error.errors(), key=lambda d: d["type"] != "extra_forbidden")
-        raise Mistakes(*(f"{start}{_one_error(schema, d)}" for d in details)) from None
+        lines = [f"{start}{_one_error(schema, d)}" for d in details[:MOST_MISTAKES]]
+        if more := len(details) - len(lines):
+            lines.append(f"{start}and {more} more")
+        raise Mistakes(*lines) from None
 
 
 def _one_error(schema: type[Section], detail: ErrorDetails) -> str:
@@ -127,7 +134,9 @@ def _one_error(schema: type[Section], detail: ErrorDetails) -> str:
     if isinstance(problem, Problem):
         return f"{key}.{problem}" if key else str(problem)
     if kind in WANTED:
-        return f"{key} = {_shown(value)}: must be {WANTED[kind]}"
+        optional = NoneType in get_args(_field(schema, parts))
+        meant = " (did you mean null?)" if optional and value == "None" else ""
+        return f"{key} = {_shown(value)}: must be {WANTED[kind]}{meant}"
     message = re.sub("^(Input|List|Value) should", "must", detail["msg"])
     message = message.removeprefix("Value error, ").partition(" after validation")[0]
     return f"{key} = {_shown(value)}: {message}{_meant(detail)}"
@@ -139,12 +148,17 @@ def _meant(detail: ErrorDetails) -> str:
     return did_you_mean(word, expected) if isinstance(word, str) else ""
 
 
+def _field(schema: type[Section], parts: Sequence[int | str]) -> Any:
+    # the type of a section or key; None below a key, as for the values of a mapping
+    field: Any = schema
+    for part in parts:
+        fields = getattr(field, "model_fields", {})
+        field = fields[part].annotation if part in fields else None
+    return field
+
+
 def _suggestion(schema: type[Section], parts: list[str]) -> str:
-    fields: Any = schema.model_fields
-    for part in parts[:-1]:
-        # no fields below a key, as for the values of a mapping
-        annotation = fields[part].annotation if part in fields else None
-        fields = getattr(annotation, "model_fields", {})
+    fields = getattr(_field(schema, parts[:-1]), "model_fields", {})
     allowed = f"; allowed: {', '.join(fields)}" if fields else ""
     return did_you_mean(parts[-1], fields) or allowed
 

@@ -7,10 +7,10 @@ which never occurs in UTF-8, marks both ends of a sample.
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 from minitrain.core.errors import UserError
-from minitrain.core.files import nearest_file
+from minitrain.core.files import each_line, nearest_file
 
 VOCAB_SIZE = 256
 BOUNDARY = b"\xff"
@@ -31,7 +31,7 @@ def read_corpus(path: Path) -> Iterator[dict[str, Any]]:
     has_objects = path.suffix == ".jsonl"
     empty = True
     with open(path, "rb") as file:
-        for number, raw in enumerate(file, start=1):
+        for number, raw in enumerate(_lines(path, file), start=1):
             where = f"{path}:{number}"
             if number == 1:
                 raw = raw.removeprefix(b"\xef\xbb\xbf")
@@ -41,6 +41,13 @@ def read_corpus(path: Path) -> Iterator[dict[str, Any]]:
                 yield _parse_object(line, where) if has_objects else {"text": line}
     if empty:
         raise UserError(f"{path}: holds no samples; at least one line is needed")
+
+
+def _lines(path: Path, file: IO[bytes]) -> Iterator[bytes]:
+    try:
+        yield from each_line(file)
+    except ValueError as error:
+        raise UserError(f"{path}: {error}: must hold one sample per line") from None
 
 
 def _decoded(raw: bytes, where: str) -> str:

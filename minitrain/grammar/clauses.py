@@ -7,16 +7,7 @@ A ``Frame`` is a clause without its verb and complement. Frames depend only on t
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from minitrain.grammar.phrases import (
-    ADVERBIALS,
-    ANIMAL_VERBS,
-    PERSONS,
-    PUNCTUAL_VERBS,
-    STATIVE_ADVERBIALS,
-    STATIVE_VERBS,
-    SUBJECTS,
-    Subject,
-)
+from minitrain.grammar.phrases import PERSONS, VOCABULARY
 
 # Indices of verb forms; NO_FORM if the auxiliary "be" is the verb itself.
 BASE, THIRD, PAST, PARTICIPLE, ING, NO_FORM = range(6)
@@ -91,37 +82,38 @@ class Frame(NamedTuple):
 
 def kind_of(lemma: str) -> Kind:
     """Look up the kind of a verb by its lemma; unknown lemmas are ordinary verbs."""
-    return Kind(
-        be=lemma == "be",
-        stative=lemma in STATIVE_VERBS,
-        punctual=lemma in PUNCTUAL_VERBS,
-        animal=lemma in ANIMAL_VERBS,
-    )
+    classes = [lemma in VOCABULARY[f"{name} verbs"] for name in Kind._fields[1:]]
+    return Kind(lemma == "be", *classes)
 
 
 def build_frames(kind: Kind) -> dict[str, list[Frame]]:
     """Build all frames for verbs of ``kind``, by person, in a fixed order."""
     frames: dict[str, list[Frame]] = {person: [] for person in PERSONS}
-    for tense in STATIVE_ADVERBIALS if kind.stative else ADVERBIALS:
-        # skip progressive instants ("has been arriving"), "been being" and "be being"
+    for tense in TENSES:
+        # skip "is knowing", "has been arriving", "been being" and "be being"
+        if kind.stative and tense.endswith("progressive"):
+            continue
         if kind.punctual and tense.endswith("_perfect_progressive"):
             continue
         if kind.be and TENSES[tense].rest and tense.endswith("progressive"):
             continue
-        for subject in SUBJECTS:
-            if subject.animal and not kind.animal:
-                continue
-            for polarity, mood, before, form in _heads(subject, _tense(tense, kind)):
-                labels = tense, subject.person, polarity, mood
-                for after in _ends(kind, tense, polarity, mood):
-                    frames[subject.person].append(Frame(before, form, after, *labels))
+        for person in PERSONS:
+            for subject in VOCABULARY[person]:
+                if subject in VOCABULARY["animals"] and not kind.animal:
+                    continue
+                heads = _heads(subject, person, _tense(tense, kind))
+                for polarity, mood, before, form in heads:
+                    labels = tense, person, polarity, mood
+                    for after in _ends(kind, tense, polarity, mood):
+                        frames[person].append(Frame(before, form, after, *labels))
     return frames
 
 
 def _ends(kind: Kind, tense: str, polarity: str, mood: str) -> Iterator[str]:
-    lists = (STATIVE_ADVERBIALS if kind.stative else ADVERBIALS)[tense]
-    plain = polarity == "affirmative" and mood == "statement"
-    for adverbial in lists[0 if plain else -1].split("|"):
+    key = f"stative {tense}" if kind.stative else tense
+    if polarity != "affirmative" or mood != "statement":
+        key = f"{key}, other" if f"{key}, other" in VOCABULARY else key
+    for adverbial in VOCABULARY[key]:
         if kind.punctual and adverbial.startswith("all "):
             continue
         space = " " if adverbial else ""
@@ -137,10 +129,12 @@ def _tense(name: str, kind: Kind) -> Tense:
     return TENSES[name]
 
 
-def _heads(subject: Subject, tense: Tense) -> Iterator[tuple[str, str, str, int]]:
+def _heads(
+    subject: str, person: str, tense: Tense
+) -> Iterator[tuple[str, str, str, int]]:
     agreement = _AGREEMENT[tense.auxiliary]
-    finite = agreement.get(subject.person, agreement["other"])
-    named = subject.text[0].upper() + subject.text[1:]
+    finite = agreement.get(person, agreement["other"])
+    named = subject[0].upper() + subject[1:]
     rest, form = tense.rest, tense.form
     # "am" has no contraction with "not"
     contracted = {"am": "", "will": "won't"}.get(finite, f"{finite}n't")
@@ -150,18 +144,18 @@ def _heads(subject: Subject, tense: Tense) -> Iterator[tuple[str, str, str, int]
         yield "affirmative", "statement", named, inflected
     else:
         yield "affirmative", "statement", f"{named} {finite}{rest}", form
-    short = _ENCLITIC.get(finite, "") if subject.pronoun else ""
+    short = _ENCLITIC.get(finite, "") if subject in VOCABULARY["pronouns"] else ""
     if short:
         yield "affirmative", "statement", f"{named}{short}{rest}", form
     if short and finite in ("am", "is", "are"):
         yield "negative", "statement", f"{named}{short} not{rest}", form
 
     yield "negative", "statement", f"{named} {finite} not{rest}", form
-    asked = f"{finite.capitalize()} {subject.text}"
+    asked = f"{finite.capitalize()} {subject}"
     yield "affirmative", "question", f"{asked}{rest}", form
     if contracted:
         yield "negative", "statement", f"{named} {contracted}{rest}", form
-        asked = f"{contracted.capitalize()} {subject.text}"
+        asked = f"{contracted.capitalize()} {subject}"
         yield "negative", "question", f"{asked}{rest}", form
     else:
         yield "negative", "question", f"{asked} not{rest}", form

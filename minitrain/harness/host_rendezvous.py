@@ -5,6 +5,7 @@ server listens on every interface unless it is given a socket. It has no authent
 """
 
 import json
+import math
 import socket
 import threading
 import time
@@ -28,6 +29,8 @@ REACH_S = 5.0
 REPORTS_S = 10.0
 # the first host keeps the store until the others have left
 LEAVE_S = 5.0
+# a longer wait is announced
+ANNOUNCE_S = 5.0
 # a host that does not answer for this long after the time limit is lost
 SILENT_S = 5.0
 # keys of the store: why the run cannot start; options that must be equal on all hosts
@@ -207,12 +210,18 @@ class HostRendezvous:
         self, reports: dict[int, Report], within_s: float, after_error_s: float
     ) -> None:
         # at most after_error_s after the first error, which ends the other hosts' ranks
-        deadline = time.monotonic() + within_s
-        while len(reports) < len(self.everyone) and time.monotonic() < deadline:
+        now = time.monotonic()
+        deadline, announce = now + within_s, now + ANNOUNCE_S
+        while len(reports) < len(self.everyone) and now < deadline:
+            if now > announce:
+                announce = math.inf
+                others = [str(o) for o in self.everyone if o.number not in reports]
+                note(f"waiting for {', '.join(others)}, {deadline - now:.0f} s at most")
             time.sleep(POLL_S)
             reports |= self._read(self.store)
+            now = time.monotonic()
             if any(reports[n] for n in reports if n != self.number):
-                deadline = min(deadline, time.monotonic() + after_error_s)
+                deadline = min(deadline, now + after_error_s)
 
     def leave(self) -> None:
         """Announce the end of this host; the first host waits for all others."""

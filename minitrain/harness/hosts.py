@@ -131,16 +131,13 @@ def _where(endpoint: str) -> tuple[str, int]:
 
 
 def own_interfaces() -> list[Interface]:
-    """Return every address of this host whose interface is up, in gloo's order."""
+    """Return every address of this host with its interface, in gloo's order."""
     import psutil
 
     families = (socket.AF_INET, socket.AF_INET6)
-    up = {name for name, state in psutil.net_if_stats().items() if state.isup}
     return [
         Interface(name, one.address.partition("%")[0])
         for name, addresses in psutil.net_if_addrs().items()
-        # a label belongs to the interface before the colon
-        if name.partition(":")[0] in up
         for one in addresses
         if one.family in families
     ]
@@ -148,7 +145,15 @@ def own_interfaces() -> list[Interface]:
 
 def interface_named(name: str) -> Interface:
     """Return interface ``name``; raises UserError if it has no address or is down."""
-    known = {one.name: one for one in reversed(own_interfaces())}
+    import psutil
+
+    up = {name for name, state in psutil.net_if_stats().items() if state.isup}
+    known = {
+        one.name: one
+        for one in reversed(own_interfaces())
+        # a label belongs to the interface before the colon
+        if one.name.partition(":")[0] in up
+    }
     if name not in known:
         names = ", ".join(sorted(known))
         line = f"must be one of {names}, which are up and have an address"

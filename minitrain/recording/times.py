@@ -10,8 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from minitrain.analysis.account import ALL_RANKS, account, means, plain_steps
-from minitrain.analysis.columns import Columns, Floats, longest_s
+from minitrain.analysis.account import (
+    ALL_RANKS,
+    Columns,
+    Floats,
+    account,
+    longest_s,
+    means,
+    plain_steps,
+)
 from minitrain.analysis.stragglers import Stragglers, find_stragglers
 from minitrain.core.errors import UserError
 from minitrain.recording.clock import COLUMNS, END, PARTS, path_of_times

@@ -19,7 +19,8 @@ def canvas(
     height: float, title: str, *, right: float, left: float = 0.12, head: float = 0.12
 ) -> tuple[Figure, Axes]:
     """Return an empty chart with ``head`` inches of space between title and axes."""
-    title = "\n".join(textwrap.wrap(title, 72))
+    # a number stays with its unit
+    title = "\n".join(textwrap.wrap(title.replace(" %", "\u00a0%"), 72))
     head += 0.1 + 0.22 * (1 + title.count("\n"))
     figure = Figure(figsize=(WIDTH_IN, height + head), dpi=DPI)
     total = height + head

@@ -1,53 +1,18 @@
 """The checks of metrics/equivalence.json: their questions and outcomes."""
 
+import json
 from collections.abc import Mapping
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from minitrain.analysis.verdicts import VERDICTS, CheckVerdict
 
+TEMPLATES = Path(__file__).parent / "templates"
 # the comparison of each check, by the question that it answers
-QUESTIONS = {
-    "Did training run as configured?": {
-        "trained": "trained parameters before and after training: they must differ",
-        "reduced_once": "buckets of every step: each tensor is in exactly one",
-        "unwatched": "gradients of the first step, against DDP without the timing hook",
-    },
-    "Do all ranks end with the same model?": {
-        "ranks": "final state of every rank, against rank 0",
-        "world_sizes": "final state, against the run with the fewest processes",
-    },
-    "Is a run bit-identical to its replay?": {
-        "reference": "the summation order of the replay, against a sum in float64",
-        "data": "samples of every batch, against the replay",
-        "precision": "the factor by which the loss is scaled, against the replay",
-        "replay": "final state, against one process that computes shard after shard",
-        "replay_gradients": "gradients at the recorded steps, against the replay",
-        "replay_parameters": "parameters at the recorded steps, against the replay",
-        "replay_buffers": "buffers at the recorded steps, against the replay",
-        "replay_losses": "the loss of every step, against the replay",
-    },
-    "Does an independent witness agree?": {
-        "witness_data": "samples of every rank and batch, against the text",
-        "witness_hashes": "recorded hashes, against the hashes of sampled tensors",
-        "witness_step": "parameters after sampled steps, against its own optimizer",
-        "witness_mean": "batches without dropout, against the mean of their slices",
-        "witness_mean_in_eval": "the same in eval mode, if training draws other noise",
-        "witness_buffers": "buffers that remember samples: the effect on the loss",
-        "witness_probe": "gradients in eval mode after training, against its own",
-        "witness_precision": "the same in 16 bits: within their precision, not finer",
-        "witness_gradients": "gradients of sampled steps, against its own",
-        "witness_loss": "losses of sampled steps, against its own",
-        "witness_spread": "sampled steps with random numbers, against other draws",
-    },
-    "Is a run within rounding of one process?": {
-        "one_process": "final state, against one process with the whole batch",
-        "one_process_data": "samples of every batch, against the one-process run",
-        "one_process_early": "state after the third step, against that one process",
-        "one_process_gradients": "gradients of the first step, against one process",
-        "loss": "mean loss of the last quarter of the steps, against one process",
-    },
-}
+QUESTIONS: dict[str, dict[str, str]] = json.loads(
+    (TEMPLATES / "checks.json").read_text(encoding="utf-8")
+)
 RUNGS = {name: words for group in QUESTIONS.values() for name, words in group.items()}
 
 
@@ -93,7 +58,6 @@ class Outcome(NamedTuple):
         return f"{self.mark} {words}"
 
 
-NO_FIGURES = {**dict.fromkeys(("bytes_equal", "max_ulp", "max_abs_diff")), "detail": ""}
 NOT_RUN = Outcome(Mark.NOT_RUN, "not run", {})
 
 
@@ -102,7 +66,7 @@ def outcomes_of(entry: Mapping[str, Any]) -> dict[str, Outcome]:
     found = {}
     for name, check in checks_of(entry).items():
         verdict = str(check["verdict"])
-        found[name] = Outcome(MARKS[verdict], verdict, {**NO_FIGURES, **check})
+        found[name] = Outcome(MARKS[verdict], verdict, check)
     return found
 
 

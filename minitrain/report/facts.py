@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from minitrain.analysis.account import AGREE_WITHIN, ALL_RANKS
+from minitrain.analysis.account import AGREE_WITHIN, ALL_RANKS, PARTS
 from minitrain.analysis.busy import why_busy
 from minitrain.analysis.comparison import Comparison, Rounds
 from minitrain.core.arms import BaselineArm, Kind, baseline_arms
@@ -20,19 +20,6 @@ from minitrain.report.checks import NOT_RUN, QUESTIONS, Mark, Outcome, outcomes_
 from minitrain.report.numbers import plural
 from minitrain.report.studied import WHOLE, Hosts, Ladder, bare_allreduce
 
-# display names of the components of a step account, in the order of a step
-PARTS = {
-    "data_ms": "data",
-    "forward_ms": "forward",
-    "backward_ms": "whole backward",
-    "backward_compute_ms": "backward",
-    "interference_ms": "interference",
-    "wait_ms": "wait",
-    "comm_exposed_ms": "exposed communication",
-    "other_ms": "other",
-    "optimizer_ms": "optimizer",
-    "optimizer_comm_ms": "communication of the optimizer",
-}
 # the group of checks that are in no question
 OTHER = "Other checks"
 COMPUTE = ("forward_ms", "backward_compute_ms", "optimizer_ms")
@@ -229,10 +216,6 @@ class Facts:
             return False
         return abs(self.left_by_account - self.of_ceiling.ratio) <= AGREE_WITHIN
 
-    def is_zero(self, part: str) -> bool:
-        """Return whether the interval of a component includes zero."""
-        return self.interval(self.run, part)[0] <= 0
-
     def interval(self, run: str, part: str) -> tuple[float, float]:
         """Return the 5-95 % interval of a component's mean over all ranks, in ms."""
         table = self.account
@@ -303,11 +286,6 @@ class Facts:
         """One column of losses per run, over their common steps."""
         curves = [t.set_index("step")["loss"] for t in self.losses.values()]
         return pd.concat(curves, axis="columns", join="inner", keys=[*self.losses])
-
-    @property
-    def losses_apart(self) -> float:
-        """Largest difference between the losses of two runs at a step."""
-        return most_apart(self.common_losses)
 
 
 def strategy_name(sync: str) -> str:

@@ -1,5 +1,6 @@
 """The charts: scaling, step account, losses."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
+from minitrain.analysis.account import PARTS
 from minitrain.analysis.busy import NOT_MEASURED
 from minitrain.core.arms import Kind
 from minitrain.report.canvas import (
@@ -21,7 +23,7 @@ from minitrain.report.canvas import (
     canvas,
     save,
 )
-from minitrain.report.facts import PARTS, Facts
+from minitrain.report.facts import Facts
 from minitrain.report.numbers import all_of, ms, plural, thousands
 
 PART_COLORS = {
@@ -53,7 +55,7 @@ def draw_account(
     hatched and drawn to the left of zero.
     """
     runs = [*accounts, *busy]
-    height = 0.7 + 0.7 * len(runs)
+    height = 0.7 + 0.8 * len(runs)
     # space for the longest name, about a hundredth of the width per letter
     left = max(0.1, 0.02 + 0.0105 * max(map(len, runs), default=0))
     figure, axes = canvas(height, title, right=0.97, left=left, head=0.65)
@@ -65,7 +67,7 @@ def draw_account(
     for row in range(len(accounts), len(runs)):
         axes.text(0.006 * widest, row, NOT_MEASURED, va="center", color=GRAY)
     axes.set_yticks(range(len(runs)), runs)
-    axes.set_ylim(len(runs) - 0.3, -0.45)
+    axes.set_ylim(len(runs) - 0.3, -0.6)
     axes.set_xlabel("mean milliseconds of a step")
     axes.axvline(0, color=BLACK, linewidth=0.8)
     axes.tick_params(axis="y", length=0)
@@ -89,6 +91,8 @@ def _extent(account: Mapping[str, Any]) -> float:
 
 def _stack(axes: Axes, row: int, account: Mapping[str, Any], widest: float) -> None:
     right = left = 0.0
+    # of parts too narrow for a number: the middle, value and color
+    narrow: list[tuple[float, float, str]] = []
     for part in PARTS:
         value = account.get(part) or 0.0
         start = right if value >= 0 else left
@@ -102,11 +106,19 @@ def _stack(axes: Axes, row: int, account: Mapping[str, Any], widest: float) -> N
             linewidth=0.8,
             hatch="////" if value < 0 else None,
         )
+        middle = start + value / 2
         if abs(value) > 0.055 * widest:
             ink = "white" if part in DARK_PARTS else BLACK
-            middle = start + value / 2
             axes.text(middle, row, f"{value:.1f}", ha="center", va="center", color=ink)
+        elif abs(value) >= 0.05:
+            narrow.append((middle, value, PART_COLORS[part]))
         right, left = right + max(value, 0), left + min(value, 0)
+    narrow.sort()
+    places = spread([middle for middle, *_ in narrow], 0.035 * widest)
+    for x, (middle, value, color) in zip(places, narrow, strict=True):
+        axes.plot([middle, x], [row - 0.26, row - 0.33], color=color, linewidth=1)
+        said = f"{value:.1f}"
+        axes.text(x, row - 0.34, said, ha="center", va="bottom", fontsize=8)
 
 
 def _part_legend(accounts: Mapping[str, Mapping[str, Any]]) -> list[Patch]:
@@ -118,31 +130,56 @@ def _part_legend(accounts: Mapping[str, Mapping[str, Any]]) -> list[Patch]:
 
 
 def draw_losses(losses: Mapping[str, pd.DataFrame], title: str, path: Path) -> None:
-    """Draw the reduced loss of every run (columns step, loss) against the step.
+    """Draw the reduced loss of every run (columns step, loss) against the step, and
+    below it the absolute difference from the first run on a logarithmic axis.
 
     Later runs have thinner lines, so that coinciding curves all stay visible.
     """
-    figure, axes = canvas(3.6, title, right=0.97)
+    figure, axes = canvas(3.6 if len(losses) == 1 else 5.2, title, right=0.97)
+    colors = dict(zip(losses, itertools.cycle(RUN_COLORS), strict=False))
     for index, (run, loss) in enumerate(losses.items()):
         width = 1.5 + 2.5 * (len(losses) - 1 - index)
-        color = RUN_COLORS[index % len(RUN_COLORS)]
-        axes.plot(loss["step"], loss["loss"], color=color, linewidth=width, label=run)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlabel("step")
+        axes.plot(loss["step"], loss["loss"], color=colors[run], lw=width, label=run)
     axes.set_ylabel("loss (nats per token)")
-    axes.grid(axis="y", color="#DDDDDD", linewidth=0.8)
     axes.legend(loc="upper right", frameon=False)
+    panels = [axes]
+    if len(losses) > 1:
+        panels.append(_draw_differences(axes, losses, colors))
+    for panel in panels:
+        panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+        panel.grid(axis="y", color="#DDDDDD", linewidth=0.8)
+    panels[-1].set_xlabel("step")
     save(figure, path)
 
 
-DOT: dict[str, Any] = {"marker": "o", "markersize": 7, "linewidth": 2}
+def _draw_differences(
+    axes: Axes, losses: Mapping[str, pd.DataFrame], colors: Mapping[str, str]
+) -> Axes:
+    # a panel in the lower third of ``axes``, which shrinks
+    x0, y0, width, height = axes.get_position().bounds
+    axes.set_position((x0, y0 + 0.42 * height, width, 0.58 * height))
+    below = axes.figure.add_axes((x0, y0, width, 0.3 * height), sharex=axes)
+    first, *others = losses
+    reference = losses[first].set_index("step")["loss"]
+    for run in others:
+        apart = (losses[run].set_index("step")["loss"] - reference).abs()
+        # equal losses have no place on a logarithmic axis
+        below.plot(apart[apart > 0], ".", color=colors[run], markersize=4)
+    below.set_yscale("log")
+    below.set_ylabel(f"difference\nfrom {first}")
+    below.spines[["top", "right"]].set_visible(False)
+    return below
+
+
+# a line between them would claim speeds of 1.5 processes
+DOT: dict[str, Any] = {"marker": "o", "markersize": 7, "linestyle": ""}
 
 
 class Series(NamedTuple):
     """A line of the scaling chart, labeled at its right end.
 
-    ``points`` has the columns processes, p5, p50 and p95; a first point that belongs to
-    another series has no p5 and p95. A ``reference`` spans the whole width.
+    ``points`` has the columns processes, p5, p50 and p95, the latter of the ideal only
+    p50. A ``reference`` spans the whole width.
     """
 
     label: str
@@ -209,31 +246,26 @@ def _series(
     if top == 1:
         points = _points(together, dodge=1)
         return [*alone, Series(f"one process, {strategy}", points, BLUE, DOT)]
-    start, unmarked = alone[0].end, DOT | {"markevery": slice(1, None)}
+    start = alone[0].end
     dotted = {"linestyle": ":", "linewidth": 1.5, "zorder": 1}
-    hollow = unmarked | {"markerfacecolor": "white", "linestyle": "--"}
-    ceiling = _points(by_kind[Kind.NO_SYNC], start, dodge=1)
+    ceiling = _points(by_kind[Kind.NO_SYNC], dodge=1)
     ideal = pd.DataFrame({"processes": [1, top], "p50": [start, top * start]})
     ideal = ideal.reindex(columns=ceiling.columns)
     return [
         *alone,
-        Series(strategy, _points(together, start, dodge=-1), BLUE, unmarked),
-        Series("no communication", ceiling, GREEN, hollow),
+        Series(strategy, _points(together, dodge=-1), BLUE, DOT),
+        Series("no communication", ceiling, GREEN, DOT | {"mfc": "white"}),
         Series(f"ideal: {top} times one process", ideal, GRAY, dotted),
     ]
 
 
-def _points(
-    rows: pd.DataFrame, start: float | None = None, *, dodge: int = 0
-) -> pd.DataFrame:
+def _points(rows: pd.DataFrame, *, dodge: int = 0) -> pd.DataFrame:
     """Return the points of arms, shifted sideways so that spreads do not overlap."""
     rows = rows.sort_values("processes").rename(columns=lambda n: n.split("_")[-1])
-    aside = 0.012 * dodge * max(float(rows["processes"].max()) - 1, 0.5)
+    aside = 0.02 * dodge * max(float(rows["processes"].max()) - 1, 0.5)
     points = rows[["processes", "p5", "p50", "p95"]].astype(float)
     points["processes"] += aside
-    if start is None:
-        return points
-    return pd.concat([pd.DataFrame({"processes": [1.0], "p50": [start]}), points])
+    return points
 
 
 def _label_ends(axes: Axes, series: Sequence[Series]) -> None:

@@ -19,11 +19,11 @@ from minitrain.report.pictures import draw_account, draw_losses, draw_scaling
 from minitrain.report.read import Project, read_facts, read_runs
 from minitrain.report.render import markdown, sentence, write_page
 
-# headings of the page state the findings, so charts do not repeat them
-TITLES = {
-    "scaling": "Tokens per second by number of processes",
-    "account": "Mean time of a step, by component",
-    "losses": "Loss at each step",
+# sentences that state the findings: the titles of the charts
+HEADLINES = {
+    "scaling": "headline",
+    "account": "account_headline",
+    "losses": "losses_headline",
 }
 TIMES = ("step_p50_ms", "allreduce_p50_ms", "allreduce_p95_ms")
 
@@ -36,24 +36,25 @@ def publish(project: Project) -> str:
         UserError: A run was not measured, or a file is damaged.
     """
     params, metrics = load_params(project.params), project.metrics
-    source, why = metrics / "equivalence.json", "no reason is given"
-    equivalence = read_runs(source, params, verdict="undecided", rests_on=why)
+    source = metrics / "equivalence.json"
+    equivalence = read_runs(source, params, "verdict", "rests_on")
     with reading(source):
         require_known_verdicts(equivalence)
     if line := breach_line(equivalence):
         raise EvidenceError(f"breach: {line}")
     f = read_facts(project, params, equivalence)
 
+    titles = {chart: sentence(name, f) for chart, name in HEADLINES.items()}
     with open_atomic(metrics / "overview.svg") as file:
         file.write(draw_overview(f))
     with atomic_path(metrics / "scaling.png") as path:
-        draw_scaling(f, TITLES["scaling"], path)
+        draw_scaling(f, titles["scaling"], path)
     with atomic_path(metrics / "account.png") as path:
         accounts = {f.label(run): of for run, of in f.accounts.items()}
         busy = [f.label(run) for run in f.timing if f.busy_during(run)]
-        draw_account(accounts, TITLES["account"], path, busy)
+        draw_account(accounts, titles["account"], path, busy)
     with atomic_path(metrics / "losses.png") as path:
-        draw_losses(f.losses, TITLES["losses"], path)
+        draw_losses(f.losses, titles["losses"], path)
 
     losses = pd.concat([table.assign(run=run) for run, table in f.losses.items()])
     tables = {"scaling": f.scaling, "losses": losses[["run", "step", "loss"]]}
@@ -63,22 +64,20 @@ def publish(project: Project) -> str:
     write_json(metrics / "manifest.json", manifest(f))
     write_json(metrics / "summary.json", summary(f))
     write_page(report(f), metrics)
-    return sentence("headline", f)
+    return titles["scaling"]
 
 
 def report(f: Facts) -> Markup:
     """Return the one-page report in Markdown; its charts are in the same folder."""
-    names = ("headline", "account_headline", "losses_headline")
     return markdown(
         "report.md",
         f=f,
-        titles=TITLES,
         manifest=manifest(f),
         ladder=f.ladder_study,
         ladder_mismatch=f.ladder_study.mismatch(f.made),
         hosts=f.hosts_study,
         hosts_mismatch=f.hosts_study.mismatch(f.made),
-        **{name: sentence(name, f) for name in names},
+        **{name: sentence(name, f) for name in HEADLINES.values()},
     )
 
 
@@ -95,6 +94,8 @@ def manifest(f: Facts) -> dict[str, Any]:
         if world_size in f.gloo_world_sizes and not f.busy
     }
     made, timing = f.made, _measured(f, f.run)
+    # relative increase of the step time
+    cost_pct = round(100 * (1 / f.instrument_cost.ratio - 1), 2)
     return {
         "seed": f.seed,
         "lab": "minitrain",
@@ -119,15 +120,15 @@ def manifest(f: Facts) -> dict[str, Any]:
         "threads_per_process": made["threads_per_process"],
         "machine_busy": f.busy,
         "noise_floor": None if f.busy else round(f.against_one.noise_floor, 5),
-        "instrument_cost_pct": None if f.busy else _instrument_cost_pct(f),
+        "instrument_cost_pct": None if f.busy else cost_pct,
         "num_rounds": f.baseline.num_rounds,
         **_over("one_process", f.against_one, f.busy),
         **_over("all_cores", f.against_all_cores, f.busy),
         "torch": f.machine["torch"],
         "machine": dict(f.machine),
         "git_commit": made["git_commit"],
-        "code_sha256": made.get("code_sha256"),
-        "baseline_code_sha256": f.baseline_provenance.get("code_sha256"),
+        "code_sha256": made["code_sha256"],
+        "baseline_code_sha256": f.baseline_provenance["code_sha256"],
         "measured_at": made["measured_at"],
         "baseline_measured_at": f.baseline_provenance["measured_at"],
         "params_sha256": f.params_sha256,
@@ -137,11 +138,6 @@ def manifest(f: Facts) -> dict[str, Any]:
 def lesson_notes(f: Facts) -> str:
     """Return the paragraph that explains why N processes are faster or slower."""
     return f"{sentence('speed_notes', f)} {sentence('account_notes', f)}".strip()
-
-
-def _instrument_cost_pct(f: Facts) -> float:
-    # relative increase of the step time
-    return round(100 * (1 / f.instrument_cost.ratio - 1), 2)
 
 
 def _over(opponent: str, one: Comparison, busy: str | None) -> dict[str, Any]:

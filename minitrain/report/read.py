@@ -6,12 +6,12 @@ from typing import Any
 
 import pandas as pd
 
-from minitrain.analysis.account import ALL_RANKS
+from minitrain.analysis.account import ALL_RANKS, PARTS
 from minitrain.analysis.comparison import baseline_rounds
 from minitrain.core.files import read_csv, read_json, reading, sha256_file
 from minitrain.core.params import Params
 from minitrain.data.shards import first_texts
-from minitrain.report.facts import PARTS, Facts
+from minitrain.report.facts import Facts
 from minitrain.report.studied import Hosts, Ladder, since_then
 
 
@@ -36,14 +36,13 @@ def read_facts(project: Project, params: Params, equivalence: dict[str, Any]) ->
     folders, root = {run: project.runs / run for run in runs}, project.params.parent
     bugs = read_json(metrics / "zoo.json", "bugs", "provenance")
     index = project.shards / f"world-{max(params.gloo.world_sizes)}" / "index.json"
-    needed = ("sync", "world_size")
+    needed = ("sync", "world_size", "code_sha256")
     origins = {
         run: read_json(folder / "provenance.json", "machine", "num_steps", *needed)
         for run, folder in folders.items()
     }
-    timed = ("account", "stragglers", "ddp_says")
-    absent = {"num_hosts": 1, "machine_busy": None}
-    timing = read_runs(metrics / "timing.json", params, *timed, **absent)
+    timed = ("account", "stragglers", "ddp_says", "num_hosts", "machine_busy")
+    timing = read_runs(metrics / "timing.json", params, *timed)
     with reading(metrics / "timing.json"):
         for run, of in timing.items():
             if "step_ms" not in of["account"]:
@@ -66,7 +65,9 @@ def read_facts(project: Project, params: Params, equivalence: dict[str, Any]) ->
             params.gloo.world_sizes,
             str(baseline / "rounds.csv"),
         ),
-        baseline_provenance=read_json(baseline / "provenance.json", "machine"),
+        baseline_provenance=read_json(
+            baseline / "provenance.json", "machine", "code_sha256"
+        ),
         provenance=origins,
         first_texts={
             run: first_texts(project.shards / f"world-{world_size}")
@@ -120,11 +121,9 @@ def _losses(folder: Path, num_steps: int) -> pd.DataFrame:
     return table
 
 
-def read_runs(
-    file: Path, params: Params, *keys: str, **defaults: Any
-) -> dict[str, Any]:
-    """Return the entries of a JSON file for the runs of ``params``, which must have
-    ``keys``; ``defaults`` fill in other missing keys.
+def read_runs(file: Path, params: Params, *keys: str) -> dict[str, Any]:
+    """Return the entries of a JSON file for the runs of ``params``; each must have
+    ``keys``.
     """
     runs = [*params.runs()]
     found = read_json(file, *runs)
@@ -132,4 +131,4 @@ def read_runs(
         for run in runs:
             if missing := [key for key in keys if key not in found[run]]:
                 raise ValueError(f"no {missing[0]} of {run}")
-        return {run: {**defaults, **found[run]} for run in runs}
+    return {run: found[run] for run in runs}

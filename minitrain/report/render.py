@@ -17,13 +17,13 @@ from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
 from markupsafe import Markup
 
-from minitrain.analysis.account import AGREE_WITHIN
+from minitrain.analysis.account import AGREE_WITHIN, PARTS
 from minitrain.analysis.busy import NOT_MEASURED
 from minitrain.core.files import open_atomic
 from minitrain.report import numbers
-from minitrain.report.checks import MARKS, Mark, in_words
-from minitrain.report.facts import PARTS
-from minitrain.report.studied import BYTES, DISTANCES, LossCurve
+from minitrain.report.checks import MARKS, TEMPLATES, Mark, in_words
+from minitrain.report.facts import most_apart
+from minitrain.report.studied import BYTES, DISTANCES
 
 KINDS = {".png": "image/png", ".svg": "image/svg+xml"}
 # CSS class of a table cell, by the mark at its start
@@ -136,7 +136,7 @@ class _Renderer(RendererHTML):
 
 
 _LAYOUT: dict[str, Any] = {
-    "loader": FileSystemLoader(Path(__file__).parent / "templates"),
+    "loader": FileSystemLoader(TEMPLATES),
     "undefined": StrictUndefined,
     "trim_blocks": True,
     "lstrip_blocks": True,
@@ -148,12 +148,12 @@ _PLAIN = Environment(**_LAYOUT)
 _NAMES = {
     **vars(numbers),
     "PARTS": PARTS,
+    "most_apart": most_apart,
     "check_in_words": in_words,
     "MARKS": MARKS,
     "BYTES": BYTES,
     "DISTANCES": DISTANCES,
     "COLORS": COLORS,
-    "LossCurve": LossCurve,
     "NOT_MEASURED": NOT_MEASURED,
     "AGREE_WITHIN": AGREE_WITHIN,
 }

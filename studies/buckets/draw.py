@@ -8,7 +8,7 @@ from minitrain.analysis.comparison import Rounds, SpeedVerdict
 from minitrain.core.errors import run_stage
 from minitrain.core.files import atomic_path, read_json
 from minitrain.report.canvas import BLACK, BLUE, GRAY, GREEN, ORANGE, canvas, save
-from minitrain.report.numbers import percent, plural, times
+from minitrain.report.numbers import percent, plural
 
 STUDY = Path(__file__).resolve().parent
 DEFAULT, CEILING = "torch's default", "no communication"
@@ -19,7 +19,6 @@ SERIES = {
     "watched": (GREEN, "s", "with a hook"),
     "no overlap": (ORANGE, "D", "with a hook, no overlap"),
 }
-UNSEEN = "no difference seen"
 
 
 def main() -> None:
@@ -31,23 +30,14 @@ def main() -> None:
 
 
 def headline(rounds: Rounds, caps: list[str]) -> str:
-    found = {c: rounds.compare(f"ddp, {c}", STOCK) for c in caps if c != DEFAULT}
-    seen = [
-        f"{cap} {one.verdict} ({times(one.ratio)[0]} times)"
-        for cap, one in found.items()
-        if one.verdict != UNSEEN
-    ]
-    sizes = ", ".join(seen) or f"{UNSEEN} at any bucket size"
-    arms = [(f"watched, {cap}", f"no overlap, {cap}") for cap in caps]
-    gains = [rounds.compare(*pair).verdict for pair in arms]
-    gain = " and ".join(
-        f"{verdict} at {gains.count(verdict)} of {len(caps)} sizes"
-        for verdict in (SpeedVerdict.FASTER, SpeedVerdict.SLOWER)
-        if verdict in gains
+    found = [rounds.compare(f"ddp, {c}", STOCK) for c in caps if c != DEFAULT]
+    slower = [one for one in found if one.verdict == SpeedVerdict.SLOWER]
+    faster = sum(one.verdict == SpeedVerdict.FASTER for one in found)
+    how_much = f", by up to {percent(1 - min(o.ratio for o in slower))}"
+    return (
+        f"{len(slower)} of {plural(len(found), 'bucket size')} are slower than "
+        f"{DEFAULT}{how_much if slower else ''}; {faster or 'none'} faster"
     )
-    floor = percent(rounds.noise_floor())
-    overlap = f"overlap: {gain or UNSEEN} (noise floor {floor})"
-    return f"Against {DEFAULT}: {sizes}; {overlap}"
 
 
 def draw(rounds: Rounds, buckets: dict[str, int]) -> None:
@@ -62,7 +52,7 @@ def draw(rounds: Rounds, buckets: dict[str, int]) -> None:
             arm, known, inside = f"{series}, {cap}", "" if x else name, color
             # relative to itself it would be 1, so show its A/A duplicate
             if arm == STOCK:
-                arm, known, inside = AGAIN, "the default again", "white"
+                arm, known, inside = AGAIN, "the default, A/A duplicate", "white"
             one, at = rounds.compare(arm, STOCK), x + 0.2 * shift
             axes.vlines(at, one.low, one.high, color=color, linewidth=2)
             axes.plot(at, one.ratio, shape, color=color, label=known, mfc=inside)

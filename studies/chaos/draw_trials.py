@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pandas as pd
+from kinds import SHOWN
 from matplotlib.axes import Axes
 
 from minitrain.core.errors import run_stage
@@ -28,11 +29,11 @@ def main() -> None:
 def draw(table: pd.DataFrame) -> None:
     bad = table["wrong"].notna()
     kinds = [*table["kind"].drop_duplicates()]
-    title = f"{len(table) - bad.sum()} of {len(table)} disturbed pipelines ended in the"
-    title += " bytes of the undisturbed one, with nothing left behind"
+    title = f"{len(table) - bad.sum()} of {len(table)} disturbed pipelines ended in"
+    title += " the same bytes"
     if by_hand := (table["outcome"] == "repaired").sum():
         title += f", {by_hand} of them after a documented command"
-    figure, axes = canvas(0.22 * len(kinds) + 0.5, title, right=0.5, left=0.17)
+    figure, axes = canvas(0.22 * len(kinds) + 0.5, title, right=0.56, left=0.25)
     outcome = table["outcome"].where(~bad, "wrong")
     left = pd.Series(0, index=kinds)
     for name, color in COLORS.items():
@@ -43,7 +44,7 @@ def draw(table: pd.DataFrame) -> None:
     finish(axes, kinds, "trials")
     # next to it, with the same rows
     box = axes.get_position()
-    beside = figure.add_axes((0.55, box.y0, 0.42, box.height))
+    beside = figure.add_axes((0.6, box.y0, 0.37, box.height))
     for name, (marker, color) in TIMES.items():
         label = name.removesuffix("_s")
         rows = table["kind"].map(kinds.index)
@@ -54,7 +55,7 @@ def draw(table: pd.DataFrame) -> None:
 
 
 def finish(axes: Axes, names: list[str], said: str) -> None:
-    shown = [name.replace("_", " ") for name in names]
+    shown = [SHOWN.get(name, name.replace("_", " ")) for name in names]
     axes.set_yticks(range(len(names)), shown, fontsize=8)
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.set_xlabel(said, fontsize=9)
@@ -65,7 +66,7 @@ def finish(axes: Axes, names: list[str], said: str) -> None:
     # above the plot
     axes.legend(
         fontsize=8,
-        ncol=4,
+        ncol=5,
         frameon=False,
         loc="lower right",
         bbox_to_anchor=(1, 0.985),

@@ -29,13 +29,9 @@ def share(ratio: float) -> float:
 
 
 def draw(costs: Costs) -> None:
-    first, found = next(iter(costs.more.items()))
-    title = (
-        f"Training waits {ms(costs.save_ms[first].median())} for a checkpoint "
-        f"({first} steps): {percent(costs.waits[first])} of its time\n"
-        f"(by the time of whole rounds {percent(share(found.ratio))}, where "
-        f"{percent(costs.noise_floor)} is noise)"
-    )
+    # the first is the default
+    first = next(iter(costs.more))
+    title = f"Waiting for checkpoints takes {percent(costs.waits[first])} of training"
     figure, axes = canvas(0.6 + 0.4 * len(costs.more), title, right=0.97, left=0.33)
     axes.axvspan(-100 * costs.noise_floor, 100 * costs.noise_floor, color="#eeeeee")
     for row, (name, found) in enumerate(costs.more.items()):
@@ -47,8 +43,8 @@ def draw(costs: Costs) -> None:
     axes.set_yticks(range(len(costs.more)), [f"{name} steps" for name in costs.more])
     axes.set(ylim=(len(costs.more) - 0.5, -0.5))
     axes.set_xlabel(
-        "more time than without, in %\n(dot: whole rounds, 5-95 %; gray: their noise; "
-        "stroke: what training waits)"
+        "% of training time (black stroke: time spent waiting for saves;\n"
+        "blue: whole rounds against rounds without saves, 5-95 %; gray: noise floor)"
     )
     with atomic_path(STUDY / "checkpoints.png") as path:
         save(figure, path)

@@ -1,17 +1,16 @@
 """Draw time against message size."""
 
-import math
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from end_labels import label_ends
 from findings import NAMES, against_gloo, duration, size
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from minitrain.core.errors import run_stage
 from minitrain.report.canvas import BLUE, GRAY, GREEN, ORANGE, canvas, save
-from minitrain.report.pictures import spread
 
 STUDY = Path(__file__).resolve().parent
 COLORS = {"gloo": ORANGE, "shm": BLUE, "nccl": GREEN, "copy": GRAY}
@@ -36,12 +35,9 @@ def main() -> None:
             axes.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
         ends[f"{NAMES[name]}, {world_size}"] = rows["p50_us"].iloc[-1], color
     scale(axes, sorted(powers["num_bytes"].unique()))
-    label(axes, ends)
-    note = (
-        f"numbers: processes; lines: medians; bands: 5-95 % of the trials of "
-        f"{world_sizes[0]} processes"
-    )
-    figure.text(0.99, 0.015, note, ha="right", fontsize=9.5, color=GRAY)
+    label_ends(axes, ends, 0.07)
+    note = f"number: processes; line: median; band: 5-95 % ({world_sizes[0]} processes)"
+    axes.set_title(note, loc="left", size=9, color=GRAY)
     save(figure, STUDY / "collectives.png")
 
 
@@ -56,23 +52,6 @@ def scale(axes: Axes, sizes: list[int]) -> None:
     axes.set_xlabel("size of the tensor (float32)")
     axes.set_ylabel("time until the slowest process is done")
     axes.grid(color="#E6E6E6", linewidth=0.8)
-
-
-def label(axes: Axes, ends: dict[str, tuple[float, str]]) -> None:
-    low, high = (math.log(y) for y in axes.get_ylim())
-    names = sorted(ends, key=lambda name: ends[name][0])
-    heights = [(math.log(ends[name][0]) - low) / (high - low) for name in names]
-    for name, y, height in zip(names, heights, spread(heights, 0.07), strict=True):
-        axes.annotate(
-            name,
-            xy=(1, y),
-            xytext=(1.06, height),
-            xycoords="axes fraction",
-            textcoords="axes fraction",
-            color=ends[name][1],
-            va="center",
-            arrowprops={"arrowstyle": "-", "color": ends[name][1], "relpos": (0, 0.5)},
-        )
 
 
 if __name__ == "__main__":

@@ -20,18 +20,24 @@ def main() -> None:
     speeds = read()
     busy = why_busy(read_json(STUDY / "machine.json")["load"], speeds.spread())
     said = title(speeds, busy)
-    figure, axes = canvas(0.42 * len(ARMS), said, right=0.97, left=0.27, head=0.4)
+    figure, axes = canvas(0.42 * len(ARMS), said, right=0.97, left=0.31, head=0.4)
+    slowest = min(speeds.links, key=lambda link: speeds.median(named("ddp"), link))
+    local = [arm for arm in ARMS if not arm.goes_over(slowest)]
+    between = [arm for arm in ARMS if arm.goes_over(slowest)]
+    # by speed over the slowest link, below what runs on one host
+    arms = local + sorted(between, key=lambda arm: -speeds.median(arm, slowest))
     middle = (len(speeds.links) - 1) / 2
     colors = dict(zip((ONE_HOST, *speeds.links), COLORS, strict=False))
     for number, (link, color) in enumerate(colors.items()):
         off = BETWEEN * (number - 1 - middle) if number else 0
-        over = [(row, arm) for row, arm in enumerate(ARMS) if arm.goes_over(link)]
+        over = [(row, arm) for row, arm in enumerate(arms) if arm.goes_over(link)]
         for row, arm in over:
             found = speeds.of(arm, link)
             axes.hlines(row + off, found.min(), found.max(), color, linewidth=2)
             label = link if (row, arm) == over[0] else None
             axes.plot(found.median(), row + off, "o", color=color, label=label)
-    axes.set_yticks(range(len(ARMS)), [arm.name for arm in ARMS])
+    shown = [arm.name.replace("again", "A/A duplicate") for arm in arms]
+    axes.set_yticks(range(len(arms)), shown)
     axes.set(ylim=(len(ARMS) - 0.5, -0.5), xlim=(0, None))
     axes.set_xlabel("tokens per second, all ranks together (median, least and most)")
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4, frameon=False)

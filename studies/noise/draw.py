@@ -21,36 +21,38 @@ def main() -> None:
 
 
 def headline(together: pd.DataFrame) -> str:
-    said = []
     # all rounds give a single sample, too few for a rate
     last = sorted(together["rounds"].unique())[-2:][0]
-    # both ends, or the only number of rounds
-    for count in dict.fromkeys([last, together["rounds"].min()]):
-        rows = together[together["rounds"] == count]
-        floors = zip(rows["floor_p50"], rows["strategy"], strict=True)
-        each = " and ".join(f"{percent(floor)} ({name})" for floor, name in floors)
-        said.append(f"{each} after {count} rounds")
-    most = together[together["rounds"] == last]
-    rate = (most["alarms_apart"] * most["judged"]).sum() / most["judged"].sum()
-    alarms = f"on average {percent(rate)} false alarms after {last}"
-    return f"Noise floor: {', '.join(said)}; {alarms}"
+    rows = together[together["rounds"] == last]
+    floors = zip(rows["floor_p50"], rows["strategy"], strict=True)
+    each = ", ".join(f"{percent(floor)} ({name})" for floor, name in floors)
+    return f"Noise floor after {last} rounds: {each}"
 
 
 def draw(together: pd.DataFrame) -> None:
-    figure, axes = canvas(3.9, headline(together), right=0.97)
+    figure, axes = canvas(5.4, headline(together), right=0.97)
     names = list(together["strategy"].unique())
     counts = sorted(together["rounds"].unique())
+    box = axes.get_position()
+    x0, y0, width, height = box.bounds
+    axes.set_position((x0, y0 + 0.42 * height, width, 0.58 * height))
+    below = figure.add_axes((x0, y0, width, 0.3 * height))
     for row, (name, (color, shape)) in enumerate(zip(names, LOOKS, strict=False)):
         own = together[together["strategy"] == name].set_index("rounds").loc[counts]
         x = [at + 0.12 * (2 * row - len(names) + 1) for at in range(len(counts))]
         low, high = 100 * own["floor_p5"], 100 * own["floor_p95"]
         axes.vlines(x, low, high, color=color, linewidth=2)
         axes.plot(x, 100 * own["floor_p50"], shape, color=color, label=name)
-    rates = together.set_index(["rounds", "strategy"])["alarms_apart"]
-    each = [" | ".join(f"{100 * rates[n, name]:.1f}" for name in names) for n in counts]
-    ticks = [f"{n}\n{alarms} %" for n, alarms in zip(counts, each, strict=True)]
-    axes.set_xticks(range(len(counts)), ticks)
-    axes.set_xlabel(f"rounds; below, false alarms ({' | '.join(names)})")
+        below.bar(x, 100 * own["alarms_apart"], width=0.2, color=color)
+        for at, rate, judged in zip(x, own["alarms_apart"], own["judged"], strict=True):
+            said = f"{100 * rate:.1f}\nof {judged}"
+            below.annotate(said, (at, 100 * rate), ha="center", va="bottom", fontsize=7)
+    for one in (axes, below):
+        one.set_xticks(range(len(counts)), [str(count) for count in counts])
+        one.spines[["top", "right"]].set_visible(False)
+    below.set_ylim(0, 1.8 * 100 * together["alarms_apart"].max() + 1)
+    below.set_xlabel("rounds")
+    below.set_ylabel("false alarms,\n% of pairs")
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter("{x:g} %")
@@ -58,8 +60,6 @@ def draw(together: pd.DataFrame) -> None:
     axes.set_ylabel("noise floor (bars: 5-95 %)")
     axes.grid(axis="y", color="#DDDDDD", linewidth=0.8)
     axes.legend(loc="upper right", frameon=False)
-    # room for two lines of tick labels
-    figure.subplots_adjust(bottom=0.8 / figure.get_figheight())
     with atomic_path(STUDY / "noise.png") as path:
         save(figure, path)
 

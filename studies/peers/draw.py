@@ -12,6 +12,7 @@ from minitrain.report.canvas import BLACK, BLUE, GRAY, canvas, save
 
 STUDY = Path(__file__).resolve().parent
 RAW, AGAIN, OWN = "raw DDP loop", "raw DDP loop again", "minitrain, ddp"
+HEADING: Any = {"ha": "right", "va": "center", "fontsize": 9, "fontweight": "bold"}
 HEAD = (
     "arm | tokens per second | against the raw DDP loop | 5-95 % | verdict | same bits"
 )
@@ -55,20 +56,23 @@ def draw(found: dict[int, list[Comparison]]) -> None:
     said = [
         f"{one.verdict} at batch {size}" for size, one in zip(found, own, strict=True)
     ]
-    rows = sum(len(arms) + 1 for arms in found.values())
-    title = f"minitrain's loop beside a raw DDP loop: {', '.join(said)}"
-    figure, axes = canvas(0.3 * rows + 0.7, title, right=0.97, left=0.27)
+    rows = sum(len(arms) for arms in found.values())
+    title = f"minitrain's loop against a raw DDP loop: {', '.join(said)}"
+    figure, axes = canvas(0.3 * rows + 0.7, title, right=0.97, left=0.29)
     y, names = 0, {}
     for size, arms in found.items():
         floor = 1 + arms[0].noise_floor
-        top, names[y] = y, f"global batch {size}"
-        for one in arms:
+        top, heading = y, f"global batch {size}"
+        axes.text(-0.02, y, heading, **HEADING, transform=axes.get_yaxis_transform())
+        for one in sorted(arms, key=lambda one: -one.ratio):
+            if one.arm_a == RAW:
+                # the reference, at 1
+                continue
             y += 1
-            names[y] = one.arm_a
-            if one.arm_a != RAW:
-                seen = BLUE if one.verdict != "no difference seen" else GRAY
-                axes.plot([one.low, one.high], [y, y], color=seen, linewidth=2)
-                axes.plot(one.ratio, y, "o", color=seen, markersize=6)
+            names[y] = one.arm_a.replace(AGAIN, f"{RAW}, A/A duplicate")
+            seen = BLUE if one.verdict != "no difference seen" else GRAY
+            axes.plot([one.low, one.high], [y, y], color=seen, linewidth=2)
+            axes.plot(one.ratio, y, "o", color=seen, markersize=6)
         axes.fill_betweenx([top + 0.4, y + 0.4], 1 / floor, floor, color="#e4e4e4")
         axes.plot([1, 1], [top + 0.4, y + 0.4], color=BLACK, linewidth=0.8)
         y += 1

@@ -4,10 +4,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import pandas as pd
-from crossings import claims, questions
-from judged import busy_meanwhile, errors_of, verdict
-from paragraphs import all_reduces, coefficients
 from rows import STUDY
+from sections import (
+    all_reduces,
+    busy_meanwhile,
+    claims,
+    coefficients,
+    errors_of,
+    questions,
+    verdict,
+)
 
 from minitrain.core.errors import run_stage
 from minitrain.core.files import open_atomic, read_csv, read_json

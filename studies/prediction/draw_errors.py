@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from judged import busy_meanwhile, errors_of, title
+from matplotlib.axes import Axes
 from rows import STUDY
+from sections import busy_meanwhile, errors_of, title
 
 from minitrain.core.errors import run_stage
 from minitrain.core.files import atomic_path, read_csv, read_json
@@ -17,6 +18,8 @@ LOOKS = {
     "more processes than cores": (ORANGE, "s"),
     "cable": (GREEN, "D"),
 }
+# errors beyond this share are named
+BAND = 0.2
 
 
 def main() -> None:
@@ -40,10 +43,9 @@ def draw(table: pd.DataFrame, said: str, path: Path) -> None:
     figure, axes = canvas(4.6, said, right=0.97, head=0.15)
     ends = [table["measured_ms"].min() / 1.2, table["measured_ms"].max() * 1.2]
     axes.plot(ends, ends, color=BLACK, linewidth=0.8)
-    low, high = ([end * factor for end in ends] for factor in (0.8, 1.2))
-    axes.fill_between(
-        ends, low, high, color="#e4e4e4", linewidth=0, label="within 20 %"
-    )
+    low, high = ([end * (1 + off) for end in ends] for off in (-BAND, BAND))
+    label = f"within {100 * BAND:.0f} %"
+    axes.fill_between(ends, low, high, color="#e4e4e4", linewidth=0, label=label)
     fitted = table[table["role"] == "fit"]
     axes.plot(
         fitted["measured_ms"],
@@ -58,6 +60,9 @@ def draw(table: pd.DataFrame, said: str, path: Path) -> None:
             label = f"held out, {name} ({len(rows)})"
             x, y = rows["measured_ms"], rows["predicted_ms"]
             axes.plot(x, y, shape, color=color, label=label, markersize=5)
+    away = (held_out["predicted_ms"] / held_out["measured_ms"] - 1).abs()
+    for row in held_out[away > BAND].to_dict("records"):
+        name_outlier(axes, row)
     axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
     axes.xaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_major_formatter("{x:g}")
@@ -65,6 +70,20 @@ def draw(table: pd.DataFrame, said: str, path: Path) -> None:
     axes.set_ylabel("predicted milliseconds a step")
     axes.legend(loc="upper left", frameon=False, fontsize=9)
     save(figure, path)
+
+
+def name_outlier(axes: Axes, row: dict[Any, Any]) -> None:
+    measured, predicted = row["measured_ms"], row["predicted_ms"]
+    said = f"{row['sync']}, {row['processes']} processes, {row['link']}:\n"
+    said += f"{measured:.0f} ms measured, {predicted:.0f} ms predicted"
+    axes.annotate(
+        said,
+        xy=(measured, predicted),
+        xytext=(5, -95) if predicted > measured else (-150, 60),
+        textcoords="offset points",
+        fontsize=8,
+        arrowprops={"arrowstyle": "-", "color": GRAY},
+    )
 
 
 if __name__ == "__main__":

@@ -4,16 +4,12 @@ The only measured input is the overhead of a cable: bytes on the wire per byte o
 payload.
 """
 
-import textwrap
 from functools import partial
 from pathlib import Path
 
-from at_scale import (
-    ASSUMPTIONS,
-    Workload,
-    efficiencies,
-    world_sizes,
-)
+from assumed import assumptions
+from at_scale import Workload, efficiencies, world_sizes
+from end_labels import label_ends
 from link_model import Link, network_of
 from prediction_settings import Prediction, Scale, Wire
 from rows import STUDY
@@ -22,7 +18,6 @@ from study_settings import load_study
 from minitrain.core.errors import run_stage
 from minitrain.core.files import atomic_path, read_json
 from minitrain.report import canvas
-from minitrain.report.numbers import percent, plural
 
 COLORS = (canvas.ORANGE, canvas.PURPLE, canvas.GREEN, canvas.BLUE, canvas.BLACK)
 # all-reduce algorithms, and their styles
@@ -58,32 +53,29 @@ def draw(scale: Scale, overhead: float, path: Path) -> None:
         f"Predicted, not measured: on {fastest}, {ranks[-1]} ranks keep {flat:.0f} % "
         f"of their speed in one flat ring, {tree:.0f} % in a hierarchy"
     )
-    figure, axes = canvas.canvas(5.2, title, right=0.97, head=1.1)
-    for (name, wire), color in zip(scale.networks.items(), COLORS, strict=False):
+    figure, axes = canvas.canvas(5.2, title, right=0.73, head=0.35)
+    ends: dict[str, tuple[float, str]] = {}
+    for name, color in zip(scale.networks, COLORS, strict=False):
         for way, (_, style) in WAYS.items():
-            label = f"{name}, {wire.alpha_us:g} µs, {way}"
             y = [100 * one for one in found[name, way]]
-            axes.plot(ranks, y, style, color=color, label=label)
+            axes.plot(ranks, y, style, color=color)
+            mark = "" if way == "hierarchical" else ", flat ring"
+            ends[f"{name}{mark}"] = y[-1], color
     axes.set_xscale("log", base=2)
     axes.set_xticks(ranks, [str(count) for count in ranks])
-    axes.set(ylim=(0, 103), xlabel="ranks", ylabel="speed kept, %")
-    axes.legend(
-        loc="lower left", bbox_to_anchor=(-0.02, 1), ncols=2, frameon=False, fontsize=9
-    )
+    axes.set(ylim=(0, 103), xlim=(ranks[0], ranks[-1]))
+    axes.set(xlabel="ranks", ylabel="speed kept, %")
+    # between the last number of ranks that fit on a host and the first on two
+    inside = [count for count in ranks if count <= scale.ranks_per_host]
+    axes.axvspan(ranks[0], 2**0.5 * inside[-1], color="#eeeeee", zorder=0)
+    axes.text(ranks[0] * 1.05, 2, "one host", fontsize=8, rotation=90, va="bottom")
+    label_ends(axes, ends, 0.055)
+    said = "solid: sums inside each host first; dashed: one flat ring over all ranks"
+    axes.set_title(said, loc="left", size=9)
     figure.subplots_adjust(bottom=0.25)
-    note = "\n".join(textwrap.wrap(assumed(scale, overhead), 118))
+    note = assumptions(scale, overhead)
     figure.text(0.02, 0.015, note, fontsize=8, color=canvas.GRAY)
     canvas.save(figure, path)
-
-
-def assumed(scale: Scale, overhead: float) -> str:
-    return (
-        f"GPT of {plural(scale.n_layer, 'layer')}, width {scale.n_embd}, "
-        f"{scale.samples} x {scale.block_size} tokens a rank, {scale.tflop_per_s:g} "
-        f"Tflop/s, {scale.ranks_per_host} ranks a host on {scale.inside.gbit_per_s:g} "
-        f"Gbit/s, {scale.bucket_cap_mb:g} MiB buckets, headers of "
-        f"{percent(overhead - 1)} (measured). Assumed: {'; '.join(ASSUMPTIONS)}."
-    )
 
 
 if __name__ == "__main__":

@@ -5,12 +5,11 @@ measurements on either side.
 from collections.abc import Mapping
 from typing import Any
 
-from claimed_ends import claimed_ends
 from cost_model import Machine
 from crossover import crossover, further, gain_of, sides, varied
 from fitted import machine_of
+from grounds import Pairs, claimed_ends, pairs
 from held_out import ratio_error
-from held_out_pairs import Pairs, pairs
 from link_model import Network, network_of
 from link_rate import LOOPBACK
 from prediction_settings import Asked, Prediction

@@ -3,10 +3,11 @@
 from pathlib import Path
 from typing import Any
 
+from minitrain.analysis.account import PARTS
 from minitrain.core.errors import run_stage
 from minitrain.core.files import open_atomic, read_json
 from minitrain.core.provenance import measured_where
-from minitrain.report.facts import PARTS, shares_of
+from minitrain.report.facts import shares_of
 from minitrain.report.numbers import ms, percent
 
 STUDY = Path(__file__).resolve().parent

@@ -43,8 +43,11 @@ def draw_speed(
     best = max(strategies, key=lambda name: speeds[large].compare(name, CEILING).ratio)
     share = speeds[large].compare(best, CEILING).ratio
     stock = speeds[large].compare(STOCK, CEILING).ratio
-    of_ceiling = f"of the ceiling's speed at batch {large}"
-    title = f"{best} has {100 * share:.0f} % {of_ceiling}, {STOCK} {100 * stock:.0f} %"
+    title = (
+        f"Of the speed without communication, {best} reaches {100 * share:.0f} % at "
+        f"batch {large}, {STOCK} {100 * stock:.0f} %"
+    )
+    arms = sorted(arms, key=lambda arm: -speeds[large].compare(arm, CEILING).ratio)
     figure, axes = canvas(0.32 * len(arms), title, right=0.97, left=0.33, head=0.4)
     for offset, size, color in ((-0.15, large, BLUE), (0.15, small, ORANGE)):
         for row, arm in enumerate(arms):
@@ -53,7 +56,8 @@ def draw_speed(
             axes.hlines(row + offset, found.low, found.high, color, linewidth=2)
             axes.plot(found.ratio, row + offset, "o", color=color, label=label)
     axes.axvline(1, color="#777777", linewidth=0.8)
-    axes.set_yticks(range(len(arms)), arms)
+    shown = [arm.replace(AGAIN, f"{STOCK}, A/A duplicate") for arm in arms]
+    axes.set_yticks(range(len(arms)), shown)
     axes.set(ylim=(len(arms) - 0.5, -0.5), xlim=(0, None))
     axes.set_xlabel("share of the speed without communication (5-95 % interval)")
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, frameon=False)

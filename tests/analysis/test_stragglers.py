@@ -144,6 +144,10 @@ def test_own_work_by_hand() -> None:
     for within in (False, True):
         own = own_work(timings, WARMUP, waits_within=within)
         assert own.tolist() == [[82, 83]]
+    # a step that one rank lacks is left out
+    timings = run(np.tile([OWN, OWN + 8], (20, 1)))
+    timings.loc[3, "after_interruption"] = True
+    assert len(own_work(timings, WARMUP)) == 19
 
 
 @pytest.mark.parametrize(
@@ -158,16 +162,9 @@ def test_disturbed_steps_say_nothing(why: str, flagged: int) -> None:
     assert named(timings.assign(**{why: timings["step"] % 4 < flagged})) == []
 
 
-def test_step_that_one_rank_lacks_is_left_out() -> None:
-    timings = run(np.tile([OWN, OWN + 8], (20, 1)))
-    assert len(own_work(timings, WARMUP)) == 20
-    timings.loc[3, "after_interruption"] = True
-    assert len(own_work(timings, WARMUP)) == 19
-
-
-@pytest.mark.parametrize("world_size", [2, 3, 4])
-def test_slow_rank_is_found_whoever_it_is(world_size: int) -> None:
-    for seed in range(30):
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_slow_rank_is_found_at_any_place(world_size: int) -> None:
+    for seed in range(20):
         slow = seed % world_size
         excess = [0.0] * world_size
         # of a step of some 115 ms the floor is 6
@@ -182,9 +179,9 @@ def test_slow_rank_is_found_whoever_it_is(world_size: int) -> None:
 
 @pytest.mark.parametrize(
     ("world_size", "steps", "within"),
-    [(2, 10, False), (3, 60, False), (4, 10, False), (4, 60, False), (2, 60, True)],
+    [(2, 10, False), (4, 60, False), (2, 60, True)],
 )
-def test_nobody_is_named_where_nobody_is_slow(
+def test_no_rank_is_named_where_none_is_slow(
     world_size: int, steps: int, within: bool
 ) -> None:
     for seed in range(60):
@@ -255,16 +252,6 @@ def test_too_few_ranks_or_steps_decide_nothing() -> None:
     assert named(run(four)) == [3]
 
 
-def test_own_work_that_nobody_told_apart_is_undecided() -> None:
-    """Under fsdp: no bucket, no pass without communication, all steps plain."""
-    found = find_stragglers(run(np.full((20, 2), OWN)), 1000)
-    assert (found.undecided, found.step_ms) == (UNTOLD, None)
-    timings = run(np.tile([OWN, OWN + 50], (40, 1)))
-    columns = ["to_last_bucket_ms", "comm_exposed_ms"]
-    found = find_stragglers(timings.drop(columns=columns), WARMUP)
-    assert found.undecided == UNTOLD
-
-
 def test_without_times_of_buckets_bracketed_steps_decide() -> None:
     """On a GPU, the waiting time of the others is unknown."""
     timings = calibrated(run(np.tile([OWN, OWN + 50], (10, 1))))
@@ -295,13 +282,14 @@ def test_wait_within_backward_hides_nobody() -> None:
     assert found.others_wait_ms is None
 
 
-def test_wait_within_backward_and_few_steps_decide_nothing() -> None:
-    timings = calibrated(run(np.tile([OWN, OWN + 50], (7, 1))))
-    found = find_stragglers(timings, WARMUP, waits_within=True)
-    assert found.undecided == "7 steps are too few, at least 8 are needed"
-    # only plain steps, as if every pass communicated
-    found = find_stragglers(timings.query("kind == 'plain'"), WARMUP, waits_within=True)
-    assert found.undecided == UNTOLD
+def test_steps_that_do_not_separate_own_work_decide_nothing() -> None:
+    found = find_stragglers(run(np.full((20, 2), OWN)), 1000)
+    assert (found.undecided, found.step_ms) == (UNTOLD, None)
+    # under fsdp: no bucket, no pass without communication, all steps plain
+    timings = run(np.tile([OWN, OWN + 50], (40, 1)))
+    without = timings.drop(columns=["to_last_bucket_ms", "comm_exposed_ms"])
+    assert find_stragglers(without, WARMUP).undecided == UNTOLD
+    assert find_stragglers(timings, WARMUP, waits_within=True).undecided == UNTOLD
 
 
 def test_wait_in_the_optimizer_counts() -> None:

@@ -14,7 +14,7 @@ from subjects import make_run
 from test_cli_check import MODEL
 
 from minitrain.check.trial import run_ranks
-from minitrain.cli.checks import machine
+from minitrain.cli import doctor
 from minitrain.cli.main import COMMANDS, make_parser, run
 from minitrain.core.errors import UserError
 
@@ -49,7 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def one_examination() -> Iterator[None]:
     """Both examples of the doctor show what it found once."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(machine, "examine", cache(machine.examine))
+        patch.setattr(doctor, "examine", cache(doctor.examine))
         yield
 
 

@@ -74,35 +74,27 @@ def test_json(
     assert run(["verify", runs["a"], runs["rate"], "--json"]) == 1
     facts = json.loads(capsys.readouterr().out)
     assert (facts["same"], facts["verdict"]) == (False, "different")
-    first = facts["first"]
-    assert (first["step"], first["what"], first["why"]) == (
-        0,
-        "learning rate",
-        "RATE_DIVIDED",
-    )
-    assert "divided by the number of processes" in first["cause"]
+    first = [facts["first"][key] for key in ("step", "what", "why")]
+    assert first == [0, "learning rate", "RATE_DIVIDED"]
+    assert "divided by the number of processes" in facts["first"]["cause"]
     assert facts["page"] == "docs/symptoms/loss-differs.md"
     steps = [(step["step"], step["end"]) for step in facts["steps"]]
     assert steps == [*((step, False) for step in (0, 1, 2, 5, 10)), (11, True)]
-    # and what nobody recorded
+    # and what was not recorded
     b = record(tmp_path / "b", steps=12, every=5)
     alter(b, 0, lambda row: row.update(inputs=[[]]))
     assert run(["verify", runs["a"], str(b), "--json"]) == 1
     facts = json.loads(capsys.readouterr().out)
-    assert (facts["verdict"], facts["unseen"]) == (
-        "undecided",
-        ["no samples were recorded in B, so data is not compared"],
-    )
+    unseen = ["no samples were recorded in B, so data is not compared"]
+    assert (facts["verdict"], facts["unseen"]) == ("undecided", unseen)
 
 
 MISTAKES = [
-    (["{a}", "nowhere"], "nowhere: does not exist; {a} is a recording, "),
     (["{a}", "ton"], "ton: does not exist (did you mean torn?)"),
     (["state.pt", "{a}"], "state.pt: is a file; {a} is a recording, so"),
     (["{a}", "{two}", "--twin", "no"], "--twin: no: does not exist"),
     (["{a}", "empty"], "empty: is no recording; "),
     (["{a}", "torn"], "torn: nothing recorded; "),
-    (["{a}", "damaged"], "damaged/rank-0.jsonl: line 2: damaged"),
     (["{a}", "{two}", "--twin", "{again}"], "{again}: is no twin; "),
     (["state.pt", "state.pt", "--twin", "{twin}"], "--twin: is for two "),
 ]
@@ -113,11 +105,9 @@ def test_mistakes_are_one_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("state.pt").touch()
-    header = Path(runs["a"], "rank-0.jsonl").read_text().splitlines()[0]
-    for name, text in (("torn", '{"kind'), ("damaged", f"{header}\nnonsense\n")):
+    for name in ("torn", "empty"):
         Path(name).mkdir()
-        Path(name, "rank-0.jsonl").write_text(text)
-    Path("empty").mkdir()
+    Path("torn", "rank-0.jsonl").write_text('{"kind')
     for arguments, line in MISTAKES:
         words = [word.format(**runs) for word in arguments]
         assert refusal(run, ["verify", *words]).startswith(line.format(**runs))
@@ -138,7 +128,7 @@ def test_what_is_undecided_asks_for_a_twin(
     runs: dict[str, str], tmp_path: Path
 ) -> None:
     """Not one of 16 bits, which the start of a twin does not show."""
-    twin = "a twin tells: run A once more with MINITRAIN_TWIN=1"
+    twin = "to decide, record A with MINITRAIN_TWIN=1"
     b = record(tmp_path / "b", steps=12, every=5, world_size=2, autocast=True)
     lines = recordings_in_words(compare_recordings(Path(runs["a"]), b)).splitlines()
     assert lines[0].startswith("undecided at step 0: gradients, tensor ")

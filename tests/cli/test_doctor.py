@@ -13,10 +13,9 @@ import torch
 import torch.distributed as dist
 from project import ROOT
 
-from minitrain.cli.checks import machine as doctor
-from minitrain.cli.checks.collectives import DTYPES, OPS, Probe, Seat, worst
-from minitrain.cli.checks.machine import Check, Examination, examine
-from minitrain.cli.doctor import in_words
+from minitrain.cli import doctor
+from minitrain.cli.collectives import DTYPES, OPS, Member, Probe, worst
+from minitrain.cli.doctor import Check, Examination, examine, in_words
 from minitrain.cli.main import run
 
 pytestmark = pytest.mark.slow
@@ -41,11 +40,6 @@ def test_no_probe_of_this_build_is_wrong() -> None:
         elif probe not in right:
             assert probe.verdict == "unsupported", probe
             assert probe.detail
-    # it adds complex numbers, but has no order of them
-    of_complex = [p for p in found.probes if p.dtype == "complex64" and p.op]
-    assert {p.op for p in of_complex if p in right} == {"sum", "avg"}
-    averages = [p for p in found.probes if p.op == "avg" and p.dtype == "int64"]
-    assert len(averages) == 12
     assert "unsupported" in in_words(found)
 
 
@@ -53,16 +47,16 @@ def test_known_answers_fit_their_type() -> None:
     """And tell sum, product, minimum and maximum from what a rank sent itself."""
     for size, op, dtype in product([2, 3, 4], OPS, DTYPES):
         case = (size, op, dtype)
-        seats = [Seat(None, rank, size, dtype, op) for rank in range(size)]
+        members = [Member(None, rank, size, dtype, op) for rank in range(size)]
         if dtype.is_complex and op in ("min", "max"):
             with pytest.raises(TypeError):
-                seats[0].reduced(5)
+                members[0].reduced(5)
             continue
-        answers = seats[0].reduced(5)
-        for values in (answers, *(seat.sent(5) for seat in seats)):
-            assert seats[0].tensor(values).tolist() == values, case
-        assert all(seat.reduced(5) == answers for seat in seats), case
-        assert answers not in [seat.sent(5) for seat in seats], case
+        answers = members[0].reduced(5)
+        for values in (answers, *(member.sent(5) for member in members)):
+            assert members[0].tensor(values).tolist() == values, case
+        assert all(member.reduced(5) == answers for member in members), case
+        assert answers not in [member.sent(5) for member in members], case
 
 
 def test_gravest_of_the_ranks_counts() -> None:
@@ -154,14 +148,13 @@ def test_interface_that_is_not_there_and_more_threads_than_cores(
     assert check.verdict == "wrong"
     assert "GLOO_SOCKET_IFNAME = 'nowhere0': must be one of" in check.detail
     monkeypatch.setattr("torch.get_num_threads", lambda: 10_000)
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    check = doctor.check_threads()
-    assert check.verdict == "trouble"
-    assert check.detail.startswith("10000 in torch, OMP_NUM_THREADS=unset, ")
-    told = "; W ranks take W times 10000, under torchrun, which sets 1, W"
-    assert check.detail.endswith(told)
-    monkeypatch.setenv("OMP_NUM_THREADS", "10000")
-    assert doctor.check_threads().detail.endswith("; W ranks take W times 10000")
+    for asked, end in ((None, ", under torchrun, which sets 1, W"), ("10000", "")):
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+        if asked:
+            monkeypatch.setenv("OMP_NUM_THREADS", asked)
+        check = doctor.check_threads()
+        assert check.verdict == "trouble"
+        assert check.detail.endswith(f"; W ranks take W times 10000{end}")
 
 
 def test_command_says_what_it_does_before_it_imports_torch(tmp_path: Path) -> None:
@@ -186,10 +179,7 @@ def test_command_prints_json_and_has_an_exit_code(
     ill = Examination([Check("ports", "wrong", "none is free")], [])
     monkeypatch.setattr(doctor, "examine", lambda: ill)
     assert run(["doctor", "--json"]) == 1
-    printed = capsys.readouterr()
-    assert printed.err == "trying every collective, about ten seconds ...\n"
-    told = json.loads(printed.out)
-    assert told == {
+    assert json.loads(capsys.readouterr().out) == {
         "ok": False,
         "checks": [{"name": "ports", "verdict": "wrong", "detail": "none is free"}],
         "probes": [],

@@ -1,4 +1,4 @@
-"""What all commands have in common: help, version, exit codes, and how to start it."""
+"""Behavior common to all commands: help, version, mistakes, exit codes."""
 
 import os
 import re
@@ -6,17 +6,10 @@ import subprocess
 import sys
 
 import pytest
+from one_line import refusal
 from waiting import GENEROUS_S
 
 from minitrain.cli.main import COMMANDS, run
-
-
-def shown(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """What a call that ends ok prints."""
-    with pytest.raises(SystemExit) as ended:
-        run(arguments)
-    assert ended.value.code == 0
-    return capsys.readouterr().out
 
 
 def test_without_arguments_there_are_examples(
@@ -33,7 +26,10 @@ def test_without_arguments_there_are_examples(
 def test_help_of_a_command_shows_its_examples(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = shown([name, "--help"], capsys)
+    with pytest.raises(SystemExit) as ended:
+        run([name, "--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
     assert "--json" in text
     assert "exit codes: 0 all well, 1 the evidence says no, 2 bad input" in text
     pairs = re.findall(r"^  # (.+)\n  (minitrain .+)$", text, flags=re.MULTILINE)
@@ -42,18 +38,9 @@ def test_help_of_a_command_shows_its_examples(
     assert max(map(len, text.splitlines())) <= 88
 
 
-def test_help_of_verify_says_what_its_arguments_are(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    text = shown(["verify", "--help"], capsys)
-    (a,) = re.findall(r"^  A +(.+)$", text, flags=re.MULTILINE)
-    assert a.startswith("a state (.pt, .safetensors, a folder), a training run")
-    assert re.search(r"^  B +another of the same kind$", text, flags=re.MULTILINE)
-
-
 @pytest.mark.slow
-def test_who_reads_the_first_line_alone_gets_no_error() -> None:
-    """A reader that has gone, as `| head` goes: this was code 2 and a line."""
+def test_reader_that_closes_the_pipe_gets_no_error() -> None:
+    """As `| head` does; this was exit code 2 and a line on stderr."""
     gone, ours = os.pipe()
     os.close(gone)
     done = subprocess.run(
@@ -65,3 +52,45 @@ def test_who_reads_the_first_line_alone_gets_no_error() -> None:
     )
     os.close(ours)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+MISTAKES = [
+    (
+        "verfy a b",
+        "COMMAND = 'verfy': must be one of record, show, check, verify, doctor, "
+        "explain, report, summary (did you mean verify?)",
+    ),
+    (
+        "verify a --strip-prfix=module. b",
+        "minitrain verify: --strip-prfix: unknown option (did you mean "
+        "--strip-prefix?); see minitrain verify --help",
+    ),
+    (
+        "--vresion",
+        "minitrain: --vresion: unknown option (did you mean --version?); see "
+        "minitrain --help",
+    ),
+    (
+        "verify a b c",
+        "minitrain verify: 'c' is one argument too many; see minitrain verify --help",
+    ),
+    (
+        "record runs/x",
+        "minitrain record: no command; minitrain record FOLDER -- COMMAND",
+    ),
+    (
+        "verify a",
+        "minitrain verify: the following arguments are required: B; see minitrain "
+        "verify --help",
+    ),
+    (
+        "check my_model.py:build --steps many",
+        "minitrain check: argument --steps: invalid int value: 'many'; see "
+        "minitrain check --help",
+    ),
+]
+
+
+@pytest.mark.parametrize(("line", "message"), MISTAKES)
+def test_mistake_is_one_line_with_what_was_meant(line: str, message: str) -> None:
+    assert refusal(run, line.split()) == message

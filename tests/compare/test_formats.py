@@ -26,11 +26,9 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from minitrain.cli.main import run
 from minitrain.comm.groups import distributed
-from minitrain.compare.distcp import METADATA
-from minitrain.compare.folders import compare_folders
-from minitrain.compare.names import NAMED
-from minitrain.compare.state_diff import compare_states
-from minitrain.compare.states import State, read_state
+from minitrain.compare.formats import METADATA
+from minitrain.compare.state_diff import compare_folders, compare_states
+from minitrain.compare.states import NAMED, State, read_state
 from minitrain.harness.launcher import launch
 
 # of one process, which is what is wanted
@@ -47,7 +45,7 @@ def plain(tmp_path: Path) -> Path:
 
 def sharded(folder: Path, state: dict[str, Any], kind: str = "safetensors") -> Path:
     """As Hugging Face saves what is larger than a shard."""
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(exist_ok=True, parents=True)
     where = {}
     for number, (name, tensor) in enumerate(state.items(), 1):
         file = f"model-{number:05}-of-{len(state):05}.{kind}"
@@ -179,12 +177,7 @@ class Builds:
 
 @pytest.mark.parametrize(
     "content",
-    [
-        RunsCode(Path("ran")),
-        Builds(PosixPath),
-        Builds(_StorageInfo),
-        _StorageInfo,
-    ],
+    [RunsCode(Path("ran")), Builds(PosixPath), Builds(_StorageInfo), _StorageInfo],
     ids=["code", "path", "record", "class"],
 )
 def test_pickle_runs_nothing_and_changes_nothing_here(
@@ -252,7 +245,7 @@ def test_pieces_that_are_not_what_the_metadata_says(
     assert found == f"{folder}: {line}"
 
 
-@pytest.mark.parametrize("damage", ["metadata", "no metadata", "data", "torn"])
+@pytest.mark.parametrize("damage", ["metadata", "no metadata", "data", "torn", "pipe"])
 def test_damaged_checkpoint(tmp_path: Path, damage: str) -> None:
     folder = distcp(tmp_path / "dcp", {"w": torch.ones(1000)})
     (data,) = folder.glob("*.distcp")
@@ -262,19 +255,12 @@ def test_damaged_checkpoint(tmp_path: Path, damage: str) -> None:
         "no metadata": (folder / METADATA, pickle.dumps({"a": 1}), WHOLE),
         "data": (data, b"\0" * len(content), UNREAD),
         "torn": (data, content[: len(content) // 2], UNREAD),
+        "pipe": (data, None, UNREAD),
     }[damage]
-    file.write_bytes(damaged)
+    file.unlink()
+    file.write_bytes(damaged) if damaged else os.mkfifo(file)
     found = refusal(lambda: [*read_state(folder).tensors.values()])
     assert found == f"{folder}: {line}"
-
-
-def test_pipe_in_place_of_a_piece(tmp_path: Path) -> None:
-    folder = distcp(tmp_path / "dcp", {"w": torch.ones(4)})
-    (data,) = folder.glob("*.distcp")
-    data.unlink()
-    os.mkfifo(data)
-    found = refusal(lambda: [*read_state(folder).tensors.values()])
-    assert found == f"{folder}: {UNREAD}"
 
 
 def of_accelerate(folder: Path, weight: float) -> Path:
@@ -311,17 +297,6 @@ def test_folders_file_by_file(
     ]
 
 
-def test_shards_in_a_folder_are_one_state(tmp_path: Path) -> None:
-    for name in "ab":
-        (tmp_path / name).mkdir()
-        sharded(tmp_path / name / "model", STATE)
-        (tmp_path / name / "notes.txt").write_text("equal")
-    found = compare_folders(tmp_path / "a", tmp_path / "b")
-    assert found.equal
-    names = ["model/model.safetensors.index.json"]
-    assert ([*found.states], found.files) == (names, {"notes.txt": True})
-
-
 def test_what_lies_beside_a_state_is_compared_too(
     tmp_path: Path, plain: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -349,7 +324,15 @@ def test_index_whose_shards_cannot_be_read_is_not_judged_by_itself(
     assert "model-00001-of-00002.bin: not a whole state file" in line
 
 
-def test_folders_of_two_formats(tmp_path: Path) -> None:
+def test_state_of_several_files_is_one(tmp_path: Path) -> None:
+    for name in "xy":
+        sharded(tmp_path / name / "model", STATE)
+        (tmp_path / name / "notes.txt").write_text("equal")
+    found = compare_folders(tmp_path / "x", tmp_path / "y")
+    assert found.equal
+    names = ["model/model.safetensors.index.json"]
+    assert ([*found.states], found.files) == (names, {"notes.txt": True})
+    # and has other names in other formats
     a, b = sharded(tmp_path / "a", STATE), distcp(tmp_path / "b", STATE)
     found = compare_folders(a, b)
     assert (found.equal, [*found.states]) == (True, ["model.safetensors.index.json, ."])

@@ -67,19 +67,19 @@ def test_a_rank_that_parts_after_the_last_recorded_step(tmp_path: Path) -> None:
     assert "parameters, tensor inside.weight, rank 1: differ from the other" in alarm
 
 
-def test_an_end_that_is_the_last_recorded_step_is_no_more(tmp_path: Path) -> None:
-    found = compared(tmp_path, {}, steps=21)
+@pytest.mark.parametrize(
+    ("steps", "end", "marks"), [(24, " and the end", "======"), (21, "", "=====")]
+)
+def test_the_end_of_equal_runs(
+    tmp_path: Path, steps: int, end: str, marks: str
+) -> None:
+    """None, where the last step was recorded."""
+    found = compared(tmp_path, {}, steps=steps, world_size=2)
     assert found.verdict == EQUAL
-    assert not any(step.end for step in found.steps)
-    assert "5 recorded steps\n" in recordings_in_words(found)
-
-
-def test_the_end_of_equal_runs(tmp_path: Path) -> None:
-    found = compared(tmp_path, {})
-    assert found.verdict == EQUAL
+    assert (found.asides, found.alarms) == ([], {"A": [], "B": []})
     words = recordings_in_words(found)
-    assert words.startswith("equal bits: 5 recorded steps and the end\n")
-    assert "steps 0 to 20 and the end: ======" in words
+    assert words.startswith(f"equal bits: 5 recorded steps{end}\n")
+    assert f"steps 0 to 20{end}: {marks}  (" in words
 
 
 def test_weights_that_are_changed_after_the_last_step(tmp_path: Path) -> None:

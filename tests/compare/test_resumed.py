@@ -173,8 +173,9 @@ def test_step_that_was_not_recorded(tmp_path: Path) -> None:
     saved = train(tmp_path / "again", start=6, every=5)
     train(bad, saved, start=6, every=5)
     assert refusal(compare_recordings, a, bad) == (
-        f"{bad}: starts at step 6 of {a}, and no step from there on is in both; record "
-        "with every=1, or resume at a multiple of every"
+        f"{bad}: starts at step 6 of {a}, whose last recorded step is 10, and no step "
+        "from there on is in both; record with every=1, or resume at a multiple of "
+        "every"
     )
 
 
@@ -269,10 +270,7 @@ def test_each_optimizer_is_aligned_by_its_own_steps(tmp_path: Path) -> None:
     [
         ("x", "minitrain verify: argument --from: invalid int value: 'x'"),
         ("-1", "--from = -1: must be at least 0, a step of A at which B starts"),
-        (
-            "12",
-            "starts at step 12 of .*, which ends after step 11, so no step is in both",
-        ),
+        ("12", "starts at step 12 of .*, whose last recorded step is 11, and no step"),
     ],
 )
 def test_bad_step_is_one_line(

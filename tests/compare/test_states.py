@@ -1,4 +1,6 @@
-"""State files of every kind: read whole, or refused in one line that names the file."""
+"""State files of every kind, read whole or refused in one line that names the file; and
+names that mean the same: wrappers' words, and a model inside a checkpoint.
+"""
 
 import argparse
 import pickle
@@ -14,7 +16,7 @@ from safetensors.torch import save_file
 
 from minitrain.compare import states
 from minitrain.compare.state_diff import compare_states
-from minitrain.compare.states import read_state
+from minitrain.compare.states import State, align, read_state
 
 STATE = {"a": torch.arange(6.0).reshape(2, 3), "b.c": torch.tensor(3)}
 
@@ -156,9 +158,11 @@ def test_python_objects_are_inert(tmp_path: Path) -> None:
     files = [tmp_path / "a.pt", tmp_path / "b.pt"]
     for number, path in enumerate(files):
         args = argparse.Namespace(lr=0.1, mean=torch.ones(2))
-        torch.save({"w": torch.full((2,), float(number)), "args": args}, path)
+        content = {"w": torch.full((2,), float(number)), "args": args}
+        torch.save(content | {"of": torch.optim.AdamW}, path)
     a, b = map(read_state, files)
     assert a.objects == {"args": "argparse.Namespace"}
+    assert a.values == {"of": "torch.optim.adamw.AdamW"}
     assert sorted(a.tensors) == ["args.mean", "w"]
     found = compare_states(a, b)
     assert (found.equal, found.num_different_tensors) == (False, 1)
@@ -171,3 +175,87 @@ def test_a_file_is_mapped_into_memory_and_not_read(tmp_path: Path) -> None:
     state = read_state(path)
     assert state.tensors["w"].sum() == 1 << 20
     assert str(path) in Path("/proc/self/maps").read_text()
+
+
+# names
+
+MODEL = {"wte": 1.0, "blocks.0.w": 2.0, "blocks.1.w": 3.0}
+WRAPPED = {
+    name.replace("s.0", "s._checkpoint_wrapped_module.0"): number
+    for name, number in MODEL.items()
+}
+
+
+def state(numbers: dict[str, float], **values: object) -> State:
+    return State({n: torch.tensor([x]) for n, x in numbers.items()}, values)
+
+
+def under(root: str, numbers: dict[str, float] = MODEL) -> dict[str, float]:
+    return {f"{root}.{name}": number for name, number in numbers.items()}
+
+
+OPTIMIZER = {"optimizer.state.0.exp_avg": 9.0}
+PLAIN = "without the words of wrappers in names"
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "said"),
+    [
+        (MODEL, MODEL, []),
+        (under("module"), MODEL, [PLAIN]),
+        (under("_orig_mod.module"), WRAPPED, [PLAIN]),
+        (
+            under("model.module") | OPTIMIZER,
+            MODEL,
+            [PLAIN, "A is its entry 'model', without 1 others"],
+        ),
+        (
+            under("state_dict") | OPTIMIZER,
+            under("model"),
+            [
+                PLAIN,
+                "A is its entry 'state_dict', without 1 others",
+                "B is its entry 'model', without 0 others",
+            ],
+        ),
+    ],
+    ids=["as they are", "DDP", "torch.compile", "in a checkpoint", "in both"],
+)
+def test_same_model_by_other_names(
+    a: dict[str, float], b: dict[str, float], said: list[str]
+) -> None:
+    found = compare_states(state(a), state(b))
+    assert (found.equal, found.num_tensors, found.said) == (True, 3, said)
+    # and one that is not equal is not made so
+    other = compare_states(state(a), state({**b, [*b][1]: 7.0}))
+    assert (other.equal, other.num_different_tensors) == (False, 1)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "num_tensors"),
+    [
+        # entries that are left on both sides
+        (under("generator") | {"discriminator.x": 1.0}, under("G") | {"D.x": 2.0}, 3),
+        # names that begin alike are no entry
+        (
+            under("model") | under("model2", {"x": 1.0}),
+            under("net") | under("net2", {"x": 2.0}),
+            3,
+        ),
+        # two entries fit
+        (under("model") | under("ema"), MODEL, 0),
+        # two names would become one
+        ({"module.w": 1.0, "w": 2.0}, {"v": 1.0}, 0),
+        ({"a": 1.0}, {"b": 1.0}, 0),
+    ],
+)
+def test_names_that_cannot_be_aligned(
+    a: dict[str, float], b: dict[str, float], num_tensors: int
+) -> None:
+    found = compare_states(state(a), state(b))
+    assert (found.equal, found.num_different_tensors) == (False, 0)
+    assert found.num_tensors == num_tensors
+    assert found.only_in_a
+    if not num_tensors:
+        assert [*align(state(a), state(b)).a.tensors] == [*a]
+        assert found.said == []

@@ -1,5 +1,6 @@
 """Atomic writing of files."""
 
+import errno
 import math
 import os
 import re
@@ -20,6 +21,7 @@ from minitrain.core.files import (
     read_csv,
     read_json,
     read_jsonl,
+    require_regular,
     sha256_file,
     write_json,
     write_jsonl,
@@ -75,6 +77,25 @@ def test_all_or_nothing_is_there(tmp_path: Path, as_folder: bool) -> None:
     assert contents(tmp_path) == before
     write(path, "new", as_folder=as_folder)
     assert contents(tmp_path) == {found: "new"}
+
+
+def test_folder_that_cannot_be_replaced_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "c"
+    write(path, "old", as_folder=True)
+    replace = os.replace
+
+    def failing(source: Path, target: Path) -> None:
+        if (source / "inside").read_text() == "new":
+            raise OSError(errno.EIO, "Input/output error", str(source))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", failing)
+    with pytest.raises(OSError, match="Input/output error") as raised:
+        write(path, "new", as_folder=True)
+    assert raised.value.filename == str(path)
+    assert contents(tmp_path) == {"c/inside": "old"}
 
 
 @pytest.mark.parametrize("write", [write_json, write_jsonl])
@@ -135,6 +156,11 @@ def test_what_is_too_large_is_refused_before_it_is_read(tmp_path: Path) -> None:
     os.truncate(huge, 1 << 40)
     for read in (read_json, read_csv, load_params, load_verbs):
         assert "must be at most" in refusal(read, huge)
+    assert "a line of more than 64 MiB" in refusal(read_jsonl, huge)
+    line = f"{huge}: a line of more than 64 MiB: must hold one sample per line"
+    assert refusal(list, read_corpus(huge)) == line
+    assert require_regular(huge, 1 << 40) == huge
+    assert "must be at most 4" in refusal(require_regular, huge, 4)
 
 
 def test_what_is_damaged_is_one_line(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dvc.repo import Repo
 from one_line import refusal
 
 from minitrain.core import provenance as module
@@ -134,16 +135,41 @@ stages:
 """
 
 
+def md5sums(folder: Path, *names: str) -> str:
+    """Return the SHA-256 of the output of ``md5sum`` for files, sorted by name."""
+    md5 = [hashlib.md5((folder / name).read_bytes()).hexdigest() for name in names]
+    lines = [f"{one}  {name}\n" for one, name in zip(md5, names, strict=True)]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
 def test_code_is_what_the_stage_of_the_script_depends_on(project: Path) -> None:
-    """In its own project or in a study's, as ``sha256sum`` prints it."""
-    (project / "library/notes.txt").write_text("no code")
-    for script, files in (
-        ("stages/train.py", "library/loop.py mine/net.py stages/train.py"),
-        ("studies/peers/measure.py", "library/loop.py studies/peers/measure.py"),
-    ):
-        command = ["sha256sum", *files.split()]
-        printed = subprocess.run(command, cwd=project, capture_output=True).stdout
-        assert code_sha256(project / script) == hashlib.sha256(printed).hexdigest()
+    train = project / "stages/train.py"
+    names = ["library/loop.py", "mine/net.py", "stages/train.py"]
+    assert code_sha256(train) == md5sums(project, *names)
+    (project / "mine/net.py").write_text("width = 2\n")
+    assert code_sha256(train) == md5sums(project, *names)
+
+
+def test_code_of_a_folder_is_the_md5_that_dvc_gives_it(project: Path) -> None:
+    measure = project / "studies/peers/measure.py"
+    (project / "library/inner").mkdir()
+    for name in ("inner/b.py", "inner.py", "inner-c.txt"):
+        (project / "library" / name).write_text(name)
+    (project / ".dvcignore").write_text("__pycache__\n")
+    before = code_sha256(measure)
+    (project / "library/__pycache__").mkdir()
+    (project / "library/__pycache__/loop.py").write_text("compiled")
+    assert code_sha256(measure) == before
+    with Repo(str(project)) as repo:
+        (stage,) = repo.stage.load_all(str(project / "studies/peers/dvc.yaml"))
+        stage.save_deps()
+        folder = next(d for d in stage.deps if d.def_path.endswith("library"))
+        md5s = {"library": folder.hash_info.value}
+    own = (project / "studies/peers/measure.py").read_bytes()
+    md5s["studies/peers/measure.py"] = hashlib.md5(own).hexdigest()
+    lines = "".join(f"{md5}  {name}\n" for name, md5 in md5s.items())
+    assert md5s["library"].endswith(".dir")
+    assert before == hashlib.sha256(lines.encode()).hexdigest()
 
 
 def test_a_script_of_no_stage_has_no_code(project: Path, tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def test_values_have_the_types_of_the_schema(tmp_path: Path) -> None:
         ({"zzz": "1"}, "oven.zzz: unknown key; allowed: degrees, rack, trays, notes"),
         ({"degreeS": "1"}, "oven.degreeS: unknown key (did you mean degrees?)"),
         ({"heat": "TOP"}, "oven.heat = 'TOP': must be 'bottom' or 'top' (did you mean"),
-        ({"doors": "None"}, "oven.doors = 'None': must be an integer"),
+        ({"doors": "None"}, "oven.doors = 'None': must be an integer (did you mean nu"),
         ({"lit": "'True'"}, "oven.lit = 'True': must be true or false"),
         # the values of a mapping have no list of allowed keys
         (
@@ -103,7 +103,7 @@ def test_mistake_is_one_line(
 
 
 def test_every_mistake_has_its_line_the_causes_first(tmp_path: Path) -> None:
-    path = written(tmp_path, trays="0", hours="-1")
+    path = written(tmp_path, trays="0", hours="-1", lit="None")
     path.write_text(path.read_text().replace("rack", "rakc"))
     with pytest.raises(UserError) as raised:
         load(path, Kitchen)
@@ -112,7 +112,18 @@ def test_every_mistake_has_its_line_the_causes_first(tmp_path: Path) -> None:
         f"{path}: oven.rack: is missing",
         f"{path}: oven.trays = 0: must be a list, such as [1, 2]",
         f"{path}: oven.hours = -1: must be greater than 0",
+        # not an optional key
+        f"{path}: oven.lit = 'None': must be true or false",
     ]
+
+
+def test_mistakes_beyond_twenty_are_counted(tmp_path: Path) -> None:
+    path = written(tmp_path, trays=str([0] * 30))
+    with pytest.raises(UserError) as raised:
+        load(path, Kitchen)
+    lines = str(raised.value).splitlines()
+    assert lines[19].startswith(f"{path}: oven.trays[19] = 0: must be greater")
+    assert lines[20:] == [f"{path}: and 10 more"]
 
 
 BAD_FILES = [

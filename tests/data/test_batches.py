@@ -8,7 +8,9 @@ import pytest
 import torch
 from samples_of_text import ELEVEN, dealt, rank_batches
 
+from minitrain.data import batches as module
 from minitrain.data.batches import IGNORE_INDEX, MicroBatch, RankBatches, ShardFiles
+from minitrain.data.shards import Samples
 from minitrain.train.step_record import ledger_entry
 
 
@@ -177,3 +179,18 @@ def test_shards_of_a_process_come_in_turn(
         assert [part.shard for part in found] == in_turn
         assert [part.digests for part in found] == [part.digests for part in expected]
         assert [texts_of(p) for p in found] == [texts_of(p) for p in expected]
+
+
+def test_files_of_other_shards_stay_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[int] = []
+    read = module.open_shard
+
+    def spy(folder: Path, rank: int) -> Samples:
+        opened.append(rank)
+        return read(folder, rank)
+
+    monkeypatch.setattr(module, "open_shard", spy)
+    shards_of_one_process(tmp_path, [1, 3], num_files=2).micro_batches(0)
+    assert opened == [1]

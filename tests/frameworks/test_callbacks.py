@@ -1,23 +1,24 @@
 """Callbacks in the real Trainers: they record what `minitrain record` does."""
 
 import re
-import subprocess
-from collections.abc import Iterable
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from example_loops import (
     PEERS,
+    Run,
+    assert_equal_rows,
+    loops_by_fork,
     python_of,
     record,
-    rows,
+    run_command,
     script_of,
     torchrun,
-    variables_of,
 )
 from project import ROOT
 from thorough import thorough_after
-from waiting import GENEROUS_S
 
 from minitrain.compare.recordings import compare_recordings
 from minitrain.recording.format import read_recording
@@ -31,18 +32,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("callbacks")
 
 
+@pytest.fixture(scope="module")
+def by_fork() -> Iterator[Run]:
+    yield from loops_by_fork()
+
+
 def run(script: Path, folder: Path, size: int, *words: str, **variables: str) -> str:
-    """Run ``script`` into ``folder`` as users do; with ``variables`` it is to fail."""
-    path = f"{ROOT / 'examples'}:{ROOT}"
+    """Run ``script`` into ``folder`` as users do; with ``variables`` it must fail."""
     python = [python_of("with_trainer"), *torchrun(size, folder.parent)]
-    done = subprocess.run(
-        [*python, script, folder, *words],
-        env=variables_of(str(folder.parent), PYTHONPATH=path, **variables),
-        cwd=folder.parent,
-        capture_output=True,
-        text=True,
-        timeout=GENEROUS_S,
-    )
+    done = run_command([*python, script, folder, *words], folder.parent, **variables)
     assert (done.returncode != 0) == bool(variables), done.stderr[-4000:]
     return done.stderr
 
@@ -54,13 +52,6 @@ def recorded_by_lightning(folder: Path, size: int, *bug: str) -> Path:
     return to
 
 
-def assert_equal_rows(a: Path, b: Path, size: int) -> None:
-    ours, theirs = read_recording(a), read_recording(b)
-    assert ours.world_size == theirs.world_size == size
-    for rank, of in ours.ranks.items():
-        assert rows(theirs.ranks[rank]) == rows(of)
-
-
 def with_callback(folder: Path) -> Path:
     """The example of the Trainer with the callback in place of the two lines."""
     text = script_of("with_trainer").read_text()
@@ -68,6 +59,7 @@ def with_callback(folder: Path) -> Path:
     text = re.sub(r"^import minitrain .*$", IMPORTED, text, flags=re.M)
     given = "callbacks=[TransformersCallback(args.folder)]"
     text = text.replace("train_dataset=samples", f"train_dataset=samples, {given}")
+    shutil.copy(ROOT / "examples/setting.py", folder)
     (folder / "script.py").write_text(text)
     return folder / "script.py"
 
@@ -75,36 +67,29 @@ def with_callback(folder: Path) -> Path:
 IMPORTED = "from minitrain.callbacks import TransformersCallback"
 
 
-@pytest.mark.parametrize("size", thorough_after(1, reversed(SIZES)))
-def test_callback_of_transformers_records_what_the_command_does(
-    size: int, tmp_path: Path
+def test_callback_of_transformers_records_what_the_lines_do(
+    by_fork: Run, tmp_path: Path
 ) -> None:
-    run(with_callback(tmp_path), tmp_path / "ours", size)
-    text = (tmp_path / "script.py").read_text().replace(", callbacks=", ") #")
-    (tmp_path / "script.py").write_text(text)
-    command = [PEERS, *torchrun(size, tmp_path), tmp_path / "script.py", "unused"]
-    done = record(tmp_path / "theirs", command, tmp_path)
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert_equal_rows(tmp_path / "ours", tmp_path / "theirs", size)
+    """The command does, too: test_unchanged.py."""
+    script = with_callback(tmp_path)
+    by_fork("with_trainer", 2, tmp_path / "ours", script=script)
+    by_fork("with_trainer", 2, tmp_path / "theirs")
+    assert_equal_rows(tmp_path / "ours", tmp_path / "theirs", 2)
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", thorough_after(1, reversed(SIZES)))
 def test_callback_of_lightning_records_what_the_command_does(
     size: int, folder: Path, tmp_path: Path
 ) -> None:
     ours = recorded_by_lightning(folder, size)
     command = [PEERS, *torchrun(size, tmp_path), LIGHTNING, "unused", "--plain"]
-    done = record(tmp_path / "theirs", command, tmp_path)
+    done = record(tmp_path / "theirs", command)
     assert done.returncode == 0, done.stderr[-4000:]
     assert_equal_rows(ours, tmp_path / "theirs", size)
-    losses = [step["loss"] for step in steps_of(ours)]
+    losses = [step["loss"] for step in read_recording(ours).ranks[0].steps.values()]
     # of random tokens among 64, then of learned ones; undivided by the accumulation
     assert 3.9 < losses[0] < 4.5
     assert 2.5 < losses[-1] < losses[0] - 0.5
-
-
-def steps_of(folder: Path) -> Iterable[dict[str, float]]:
-    return read_recording(folder).ranks[0].steps.values()
 
 
 def test_one_process_and_two_of_lightning_are_the_same_computation(
@@ -119,36 +104,29 @@ def test_one_process_and_two_of_lightning_are_the_same_computation(
 
 
 def test_second_training_is_not_recorded(tmp_path: Path) -> None:
-    """Nor does an error in an earlier cell of a notebook make the first one partial."""
+    """An error in an earlier cell of a notebook does not make the first one partial."""
     script = with_callback(tmp_path)
     earlier = "import sys\nsys.last_value = ValueError()\ntrainer = "
     text = script.read_text().replace("trainer = ", earlier, 1)
-    text = re.sub(
-        r"^( *)trainer.train\(\)",
-        r"\1trainer.train(), trainer.train()",
-        text,
-        flags=re.M,
-    )
-    script.write_text(text)
+    twice = r"\1trainer.train(), trainer.train()"
+    script.write_text(re.sub(r"^( *)trainer.train\(\)", twice, text, flags=re.M))
     printed = run(script, tmp_path / "run", 1)
     assert printed.count("a callback records one training") == 1
     (rank,) = read_recording(tmp_path / "run").ranks.values()
     assert rank.end is not None
 
 
-def test_run_that_an_error_ended_is_not_whole(folder: Path, tmp_path: Path) -> None:
-    """And the error is the run's own."""
-    lightning = {"LIGHTNING": "pytorch_lightning", "FAILS_AT": "9"}
-    printed = run(LIGHTNING, tmp_path / "lightning", 1, **lightning)
-    assert "ValueError: mine" in printed
+def test_run_that_an_error_ended_is_not_whole(tmp_path: Path) -> None:
+    """The original error is raised."""
     script = with_callback(tmp_path)
     fails = "left = iter([1] * 9 + [0])\nmodel.register_forward_pre_hook("
     fails += "lambda *_: print(1 / next(left)))\ntrainer = "
-    text = script.read_text().replace("trainer = ", fails, 1)
-    script.write_text(text)
-    printed = run(script, tmp_path / "transformers", 1, FAILS="yes")
-    assert "ZeroDivisionError" in printed
-    for name in ("lightning", "transformers"):
+    script.write_text(script.read_text().replace("trainer = ", fails, 1))
+    lightning = {"LIGHTNING": "pytorch_lightning", "FAILS_AT": "9"}
+    for name, run_script, variables, error in (
+        ("lightning", LIGHTNING, lightning, "ValueError: mine"),
+        ("transformers", script, {"FAILS": "yes"}, "ZeroDivisionError"),
+    ):
+        assert error in run(run_script, tmp_path / name, 1, **variables)
         (rank,) = read_recording(tmp_path / name).ranks.values()
-        assert len(rank.steps) == 3, name
-        assert rank.end is None, name
+        assert (len(rank.steps), rank.end) == (3, None), name

@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,16 +10,16 @@ import pytest
 from example_loops import (
     LOOPS,
     MINITRAIN,
+    assert_equal_rows,
     python_of,
     record,
-    rows,
     run_as_users_do,
+    run_command,
     script_of,
     torchrun,
 )
-from project import ROOT, environment
+from project import ROOT
 from thorough import thorough_after
-from waiting import GENEROUS_S
 
 from minitrain.recording.format import read_recording
 
@@ -47,12 +46,9 @@ def test_recording_is_the_same_as_with_the_lines(
     run_as_users_do(name, world_size, tmp_path / "changed")
     command = [python_of(name), *torchrun(world_size, tmp_path)]
     command += [unchanged(name, tmp_path), "unused"]
-    done = record(tmp_path / "same", command, tmp_path)
+    done = record(tmp_path / "same", command)
     assert done.returncode == 0, done.stderr[-4000:]
-    ours, theirs = (read_recording(tmp_path / n) for n in ("changed", "same"))
-    assert ours.world_size == theirs.world_size == world_size
-    for rank, of in ours.ranks.items():
-        assert rows(theirs.ranks[rank]) == rows(of)
+    assert_equal_rows(tmp_path / "changed", tmp_path / "same", world_size)
 
 
 TRAINS = """
@@ -82,15 +78,7 @@ def test_exit_code_signal_and_streams_are_the_commands_own(
 ) -> None:
     script = tmp_path / "train.py"
     script.write_text(TRAINS.format(end=end))
-    done = subprocess.run(
-        [*MINITRAIN, "record", tmp_path / "run", "--", sys.executable, script],
-        env=environment(PYTHONPATH=str(ROOT)),
-        input="given\n",
-        capture_output=True,
-        text=True,
-        timeout=GENEROUS_S,
-        check=False,
-    )
+    done = record(tmp_path / "run", [sys.executable, script], given="given\n")
     assert (done.returncode, done.stdout) == (code, "given\n"), done.stderr
     assert ("ValueError: mine" in done.stderr) == (code == 1)
     (rank,) = read_recording(tmp_path / "run").ranks.values()
@@ -99,18 +87,12 @@ def test_exit_code_signal_and_streams_are_the_commands_own(
 
 
 def test_script_without_torch_is_untouched(tmp_path: Path) -> None:
-    """Its own sitecustomize is run."""
+    """The user's sitecustomize is run."""
     (tmp_path / "sitecustomize.py").write_text("import builtins\nbuiltins.mine = 3\n")
     code = "import sys; print(mine, 'torch' in sys.modules, 'minitrain' in sys.modules)"
-    command: list[str | Path] = [sys.executable, "-c", code]
-    done = subprocess.run(
-        [*MINITRAIN, "record", tmp_path / "run", "--", *command],
-        env=environment(PYTHONPATH=os.pathsep.join([str(tmp_path), str(ROOT)])),
-        capture_output=True,
-        text=True,
-        timeout=GENEROUS_S,
-        check=False,
-    )
+    command = [*MINITRAIN, "record", "run", "--", sys.executable, "-c", code]
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    done = run_command(command, tmp_path, PYTHONPATH=path)
     assert (done.stdout, done.stderr) == ("3 False False\n", "")
     assert not (tmp_path / "run").exists()
 
@@ -121,24 +103,20 @@ def test_other_modules_are_named(tmp_path: Path) -> None:
     text = TRAINS.format(end="").replace("for _", f"{more}for _")
     text = text.replace("nn.Linear(4, 4)", "nn.Sequential(nn.Linear(4, 4))")
     script.write_text(text)
-    command = [sys.executable, script]
-    done = record(tmp_path / "run", command, tmp_path, options=["--modules"])
-    assert "note: Sequential is recorded; other modules, whose parameters are in 1" in (
-        done.stderr
-    )
+    done = record(tmp_path / "run", [sys.executable, script], "--modules")
+    note = "note: Sequential is recorded; other modules, whose parameters are in 1"
+    assert note in done.stderr
     rows = read_recording(tmp_path / "run").ranks[0].steps.values()
     assert {call["module"] for row in rows for call in row["modules"]} == {"0"}
-    last = done.stderr.splitlines()[-1]
-    assert last.startswith(
-        "minitrain: recorded 6 steps, the first three and each 10-th"
-    )
+    said = "minitrain: recorded 6 steps, the first three and each 10-th"
+    assert done.stderr.splitlines()[-1].startswith(said)
 
 
 def test_older_torch_is_one_line_and_the_run_goes_on(tmp_path: Path) -> None:
     script, older = tmp_path / "train.py", "torch.__version__ = TorchVersion('2.8.1')"
     older = f"from torch.torch_version import TorchVersion\n{older}\nmodel ="
     script.write_text(TRAINS.format(end="").replace("model =", older, 1))
-    done = record(tmp_path / "run", [sys.executable, script], tmp_path)
+    done = record(tmp_path / "run", [sys.executable, script])
     line = "nothing is recorded: torch 2.8.1: minitrain needs 2.9 or newer"
     assert (done.returncode, done.stderr) == (0, f"minitrain: {line}\n")
 
@@ -146,10 +124,9 @@ def test_older_torch_is_one_line_and_the_run_goes_on(tmp_path: Path) -> None:
 def test_folder_with_a_recording_is_refused_before_the_command_runs(
     tmp_path: Path,
 ) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(TRAINS.format(end=""))
-    assert record(tmp_path / "run", [sys.executable, script], tmp_path).returncode == 0
-    done = record(tmp_path / "run", ["touch", tmp_path / "ran"], tmp_path)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/rank-0.jsonl").touch()
+    done = record(tmp_path / "run", ["touch", tmp_path / "ran"])
     assert done.returncode == 2
     assert "run: has a recording; name another folder" in done.stderr
     assert not (tmp_path / "ran").exists()
@@ -168,16 +145,7 @@ def test_folder_with_a_recording_is_refused_before_the_command_runs(
 def test_what_cannot_be_recorded_is_one_line(
     arguments: list[str], line: str, tmp_path: Path
 ) -> None:
-    done = subprocess.run(
-        [*MINITRAIN, "record", *arguments],
-        env=environment(PYTHONPATH=str(ROOT)),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=GENEROUS_S,
-        check=False,
-    )
-    assert done.returncode == 2
+    done = run_command([*MINITRAIN, "record", *arguments], tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
     assert line in done.stderr
     assert done.stderr.count("\n") == 1
-    assert done.stdout == ""

@@ -1,5 +1,6 @@
 """Host rendezvous: connection of hosts, and exchange of failures."""
 
+import re
 import signal
 import socket
 import subprocess
@@ -196,10 +197,11 @@ def test_hosts_agree_on_the_cause(errors: list[Exception], cause: str) -> None:
 
 
 def test_silent_host_is_named_where_it_may_be_the_cause(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its ranks have twice the limit of a wait to exit; then it is lost."""
     monkeypatch.setattr(module, "REPORTS_S", 0.5)
+    monkeypatch.setattr(module, "ANNOUNCE_S", 0.3)
     begun, over = threading.Event(), threading.Event()
 
     def body(rendezvous: HostRendezvous) -> list[str]:
@@ -223,6 +225,10 @@ def test_silent_host_is_named_where_it_may_be_the_cause(
     (lines, _) = meet(body)
     assert all(line.startswith("no answer from host 1 (") for line in lines)
     assert lines[1].endswith("; lost")
+    said = [one for one in capsys.readouterr().err.splitlines() if "most" in one]
+    # once for each wait
+    assert len(said) == 2
+    assert re.fullmatch(r"waiting for host 1 \(.*\), \d s at most", said[0])
 
 
 @pytest.mark.parametrize("failed", [True, False])

@@ -1,7 +1,9 @@
 """Options for several hosts, and rejected combinations."""
 
 import argparse
+from types import SimpleNamespace
 
+import psutil
 import pytest
 from ipv6 import require_ipv6
 from one_line import refusal
@@ -83,6 +85,20 @@ def test_ranks_come_out_even() -> None:
     three = Hosts(3, "10.0.0.1", 29400, HERE)
     assert three.ranks_here(6) == 2
     assert "must be a multiple of --nnodes = 3" in refusal(three.ranks_here, 4)
+
+
+def test_interface_that_is_down_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its addresses still are those of this host."""
+    monkeypatch.undo()
+    found = hosts_for("--nnodes 2 --rdzv-endpoint 127.0.0.1")
+    assert found.is_first
+    assert found.interface == LOOPBACK
+    down = {"lo": SimpleNamespace(isup=False)}
+    monkeypatch.setattr(psutil, "net_if_stats", lambda: down)
+    for option in ("", " --interface lo"):
+        line = f"--nnodes 2 --rdzv-endpoint 127.0.0.1{option}"
+        assert "--interface = 'lo': must be one of" in refusal(hosts_for, line)
+    assert found.is_first
 
 
 def test_of_two_families_gloo_takes_ipv4(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,6 +68,7 @@ def test_what_is_of_others_stays(
         (tmp_path / name).mkdir()
     (tmp_path / f"{PREFIX}aaaaaaaa").symlink_to(tmp_path / "somewhere")
     os.mkfifo(tmp_path / f"{PREFIX}bbbbbbbb")
+    assert remove_abandoned() == []
     with private_folder() as mine:
         assert mine.name.startswith(f"minitrain-meeting-{host}-")
         assert mine.stat().st_mode & 0o777 == 0o700

@@ -41,12 +41,6 @@ def test_notebook_is_kept_without_outputs_and_as_a_diff_likes_it(path: Path) -> 
     assert text == plain + "\n"
 
 
-def test_readme_has_a_row_for_each() -> None:
-    readme = (ROOT / "notebooks/README.md").read_text()
-    rows = re.findall(r"^\| \[(.+)\]\((.+)\) \|", readme, re.MULTILINE)
-    assert sorted(rows) == sorted((path.name, path.name) for path in NOTEBOOKS)
-
-
 @pytest.mark.parametrize("arguments", [["check"], ["format", "--check"]], ids=" ".join)
 def test_code_is_as_tidy_as_the_library(arguments: list[str]) -> None:
     command = [sys.executable, "-m", "ruff", *arguments, "--no-cache", "notebooks"]
@@ -65,9 +59,8 @@ launcher._start = ForkServer().fork
 
 
 def executed(folder: Path, notebook: str, before: str = "") -> dict[str, Any]:
-    """Each code cell by its id: what it printed or returned, and its pictures.
-
-    ``before``: what the kernel runs first.
+    """Return the text and the number of pictures of each code cell, by id; the kernel
+    runs ``before`` first.
     """
     (folder / "notebooks").mkdir(exist_ok=True)
     path = shutil.copy(ROOT / "notebooks" / notebook, folder / "notebooks")
@@ -94,15 +87,13 @@ def project(tmp_path: Path) -> Path:
     return write(tmp_path, facts([1, 2], equivalence=ladders))
 
 
-def write(tmp_path: Path, measured: Facts) -> Path:
-    """Write what the stages would."""
-    (tmp_path / "metrics").mkdir(exist_ok=True)
-    published(tmp_path / "metrics", measured)
+def write(folder: Path, measured: Facts) -> Path:
+    (folder / "metrics").mkdir(exist_ok=True)
+    published(folder / "metrics", measured)
     for run, losses in measured.losses.items():
-        folder = tmp_path / "data/runs" / run
-        folder.mkdir(parents=True, exist_ok=True)
-        losses.to_csv(folder / "losses.csv", index=False)
-    return tmp_path
+        (folder / "data/runs" / run).mkdir(parents=True, exist_ok=True)
+        losses.to_csv(folder / "data/runs" / run / "losses.csv", index=False)
+    return folder
 
 
 def test_results_are_those_of_the_files(project: Path) -> None:
@@ -124,20 +115,16 @@ def test_results_are_those_of_the_files(project: Path) -> None:
     assert pictures == {"matrix", "speed", "account", "losses"}
 
 
-def test_results_of_a_busy_machine_have_no_speed(project: Path) -> None:
+def test_results_of_a_busy_machine_without_data(project: Path) -> None:
     load = {"others_share": 0.4, "steal_share": 0.0}
     busy = facts([1, 2], baseline_provenance=provenance_of(1, load=load))
     busy.timing["gloo-2"]["machine_busy"] = "WHY"
-    cells = executed(write(project, busy), "results.ipynb")
+    # a fresh clone has no data
+    shutil.rmtree(write(project, busy) / "data")
+    cells = executed(project, "results.ipynb")
     assert "not measured (machine busy)" in cells["ratio"][0]
     assert re.search(r"\d\.\d", cells["ratio"][0]) is None
     assert "gloo-2: not measured (machine busy): WHY" in cells["account"][0]
-
-
-def test_results_that_are_not_made_yet(project: Path) -> None:
-    # as in a fresh clone
-    shutil.rmtree(project / "data")
-    cells = executed(project, "results.ipynb")
     assert cells["losses"] == ("data/ is not built yet: run make first\n", 0)
 
 

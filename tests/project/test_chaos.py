@@ -1,5 +1,5 @@
-"""`dvc repro`, disturbed and then started again: trials of the chaos study, and lies
-that its judge must see through.
+"""Faults injected into `dvc repro`, then a second run: trials of the chaos study, and
+faulty outcomes that its judge must reject.
 """
 
 import os
@@ -96,7 +96,7 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path
 
 
 def not_of_other_tests() -> set[str]:
-    """Segments that nobody holds, or a process of a trial."""
+    """Segments held by a process of a trial, or by none."""
 
     def is_another(pid: int) -> bool:
         names = [one.partition(b"=")[0] for one in environ(Path(f"/proc/{pid}"))]
@@ -152,13 +152,13 @@ def test_judge_sees_shared_memory_and_a_process_in_a_session_of_its_own(
     assert processes("a mark") == {}
 
 
-# whether runs go on from one
+# true if runs resume from checkpoints
 CHECKPOINTS = "\ncheckpoint:" in PARAMS_FILE.read_text()
 ORPHAN = "error: stopped by SIGTERM"
 
 
 def to(number: Signals, role: str) -> Fault:
-    """To the first process of that role as soon as ranks train."""
+    """Send a signal to the first process with that role once ranks train."""
 
     def do(world: World) -> str:
         assert len(world.await_role("rank")) > 0
@@ -183,7 +183,7 @@ class Told(NamedTuple):
     line: str
 
 
-# the ranks start again by themselves where the code is 0
+# exit code 0: the ranks restarted
 CASES: dict[str, tuple[Fault, Told | None]] = {
     "Ctrl-C": (to(SIGINT, "group"), Told(255, "error: interrupted")),
     "kill -9 of a rank": (to(SIGKILL, "rank"), Told(0, "")),
@@ -201,7 +201,7 @@ CASES: dict[str, tuple[Fault, Told | None]] = {
 def trials(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Trial]:
-    """The trial of each case; two at a time, beside a project made in peace."""
+    """The trial of each case, two at a time, and an undisturbed copy."""
     items = [item for item in request.session.items if item.path == request.path]
     names = [x.callspec.params["name"] for x in items if "trials" in x.fixturenames]
     done = make_undisturbed(tmp_path_factory.mktemp("chaos") / "undisturbed")
@@ -220,7 +220,7 @@ def trials(
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", thorough_after(5, CASES))
 def test_next_repro_ends_in_the_same_bytes(trials: dict[str, Trial], name: str) -> None:
-    """And nothing is left: no process, segment, temporary file."""
+    """Also checks that no process, segment or temporary file is left."""
     trial, told = trials[name], CASES[name][1]
     assert trial.wrong == ""
     if told is not None:

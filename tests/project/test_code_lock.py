@@ -1,4 +1,4 @@
-"""What makes the result of a study old: the code that its measurement executes."""
+"""Lock files of studies: the code that a measurement executes."""
 
 import os
 from functools import cache
@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from project import ROOT, copy_project, run_in, run_python, set_params
-from ruamel.yaml import YAML
+from project import ROOT, copy_project, load_yaml, run_in, run_python, set_params
 
 from minitrain.core.code_lock import (
     changed_since,
@@ -84,7 +83,7 @@ def test_change_makes_old_what_executes_it() -> None:
 
 def test_list_is_the_only_code_that_a_study_depends_on() -> None:
     for study in STUDIES:
-        stages = YAML(typ="safe").load((study / "dvc.yaml").read_text())["stages"]
+        stages = load_yaml(study / "dvc.yaml")["stages"]
         deps = [dep for stage in stages.values() for dep in stage["deps"]]
         assert [dep for dep in deps if dep.endswith(".py") or "minitrain" in dep] == []
         for name, stage in stages.items():
@@ -196,7 +195,7 @@ def executed(notes: Path) -> set[str]:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", CASES)
 def test_list_names_what_a_small_run_executes(name: str, tmp_path: Path) -> None:
-    """In the script that measures, its ranks, and all that it starts."""
+    """Includes ranks and every process that the measuring script starts."""
     folder = copy_project(tmp_path)
     for stage in ("check", "corpus", "shard"):
         done = run_python("-m", f"stages.{stage}", folder=folder)
@@ -212,7 +211,7 @@ def test_list_names_what_a_small_run_executes(name: str, tmp_path: Path) -> None
     assert done.returncode == 0, done.stderr
     found = {f for f in executed(notes) if name in OF_HARNESS or is_measured(f)}
     assert f"studies/{name}/{script}.py" in found
-    # the default model is that of the tests, and not in the list if it is another file
+    # the default model comes from the parameters of the tests, and may be another file
     assert found - lists()[name] == set()
     # what the list names beyond that is imported by functions that a small run skips
     if name in QUICK:

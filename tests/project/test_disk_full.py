@@ -1,4 +1,4 @@
-"""A full disk in every stage that writes: one line, nothing half-written, then again.
+"""A full disk in every stage that writes: one line, no partial file, then a retry.
 
 The disk is memory with a limit, mounted for one process alone, in a mount namespace of
 its own: so it goes with that process, however it ends.
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from mutated import REPLAY, TRAIN, VERIFY, Outcome, Server, run_stages
+from mutated import Outcome, Server, of_size, run_stages
 from thorough import thorough_after
 from waiting import wait_for
 
@@ -21,9 +21,7 @@ FULL = "no space left on the disk: "
 WRITING = {
     "corpus": ["corpus"],
     "shard": ["shard"],
-    "train": TRAIN[-1],
-    "replay": REPLAY[-1],
-    "verify": VERIFY[-1],
+    **{stage[0]: stage for stage in of_size(2)},
     **{one: [one] for one in ("equivalence", "baseline", "timing", "report")},
 }
 MEGABYTE = 1 << 20
@@ -31,7 +29,7 @@ FILL = "fill"
 
 
 def private_mounts() -> list[str]:
-    """The command that gives what follows it mounts of its own."""
+    """Return the command prefix that creates a mount namespace."""
     if os.geteuid() == 0:
         return ["unshare", "--mount"]
     mapped = ["unshare", "--map-root-user", "--mount"]
@@ -51,7 +49,7 @@ class SmallDisk:
     @property
     def seen(self) -> Path:
         """The same place, as it looks from here."""
-        # prefixes execute what follows, so the number stays that of the server
+        # the prefixes exec, so the process id is the server's
         root = Path(f"/proc/{self.server.process.pid}/root")
         return root / self.place.relative_to("/")
 
@@ -84,7 +82,7 @@ def disk(
         yield disk
     finally:
         disk.stop()
-    assert list(place.iterdir()) == [], "all of it was seen by everybody"
+    assert list(place.iterdir()) == [], "the disk was mounted for all processes"
 
 
 def run(disk: SmallDisk, *stages: list[str]) -> Outcome:

@@ -1,4 +1,4 @@
-"""The docs say what is there: numbers, links, names, commands.
+"""Docs match the code: numbers, links, names, commands.
 
 Words are checked by reading; pages are typed by test_tutorial.py and in tests/course.
 """
@@ -14,15 +14,13 @@ from typing import Any
 import pytest
 from diagrams import pictures
 from pages import Block, blocks, edit, pages_of, without_fences
-from project import PARAMS_FILE, ROOT, run_in
-from ruamel.yaml import YAML
+from project import PARAMS_FILE, ROOT, load_yaml, run_in
 from test_house import DOORS, MAY_IMPORT
 
 import minitrain
 from minitrain.analysis.verdicts import VERDICTS
-from minitrain.cli.explain import in_words
+from minitrain.cli.explain import in_words, walk
 from minitrain.cli.main import make_parser
-from minitrain.cli.walk import walk
 from minitrain.report.checks import RUNGS
 from minitrain.sync.catalog import STRATEGIES
 from minitrain.sync.guarantees import GUARANTEES, Guarantees
@@ -30,17 +28,15 @@ from minitrain.sync.guarantees import GUARANTEES, Guarantees
 PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", *pages_of("docs", "launch")]
 TEXT = {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}
 DEVELOPERS = TEXT["docs/developers/README.md"]
-STAGES: dict[str, dict[str, Any]] = YAML(typ="safe").load(
-    (ROOT / "dvc.yaml").read_text()
-)["stages"]
-PARAMS = YAML(typ="safe").load(PARAMS_FILE.read_text())
+STAGES: dict[str, dict[str, Any]] = load_yaml(ROOT / "dvc.yaml")["stages"]
+PARAMS = load_yaml(PARAMS_FILE)
 MAKEFILE = (ROOT / "Makefile").read_text()
 TARGETS = re.findall(r"^\.PHONY: (.*)$", MAKEFILE, re.MULTILINE)[0].split()
 KEYS = {f"{section}.{key}" for section in PARAMS for key in PARAMS[section]}
 
 
 def marked(page: str, name: str) -> str:
-    """What stands between the comments that bear ``name``."""
+    """Return the text between the comments with ``name``."""
     pattern = f"<!-- {name} -->\n(.*?)<!-- /{name} -->"
     (block,) = re.findall(pattern, TEXT[page], re.DOTALL)
     return str(block)
@@ -85,7 +81,7 @@ def anchor(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
-# links are those of every page that there is
+# links are checked on all pages
 LINKED = [*PAGES, *pages_of("examples", "metrics", "studies")]
 
 
@@ -98,22 +94,12 @@ def dead_links(page: Path) -> list[str]:
             continue
         name, _, section = link.partition("#")
         path = page.parent / name if name else page
-        if path in made_beside(page):
-            continue
         if not path.exists() or (section and section not in anchors(path)):
             dead.append(link)
     return dead
 
 
-def made_beside(page: Path) -> list[Path]:
-    """What a study makes, and has perhaps not made yet."""
-    pipeline = page.with_name("dvc.yaml")
-    if not pipeline.exists():
-        return []
-    stages = YAML(typ="safe").load(pipeline.read_text()).get("stages", {}).values()
-    return [page.parent / out for stage in stages for out in written_by(stage)]
-
-
+@cache
 def anchors(path: Path) -> set[str]:
     text = without_fences(path.read_text(encoding="utf-8"))
     return {anchor(heading) for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE)}
@@ -159,7 +145,7 @@ def outputs() -> list[str]:
     return [re.sub(r"\$\{.*?\}", "W", path) for path in paths]
 
 
-# CHANGELOG.md names what is no more
+# CHANGELOG.md names removed paths
 OF_TODAY = [page for page in PAGES if page != "CHANGELOG.md"]
 
 
@@ -292,7 +278,7 @@ def test_line_that_a_page_changes_is_there(page: str, asked: Block) -> None:
 
 
 def test_version_is_the_same_everywhere() -> None:
-    citation = YAML(typ="safe").load((ROOT / "CITATION.cff").read_text())
+    citation = load_yaml(ROOT / "CITATION.cff")
     assert citation["cff-version"] == "1.2.0"
     assert {"message", "title", "authors"} <= citation.keys()
     assert citation["version"] == minitrain.__version__
@@ -301,7 +287,7 @@ def test_version_is_the_same_everywhere() -> None:
 
 
 def test_hooks_and_ci_run_the_tools_of_make_test() -> None:
-    hooks = YAML(typ="safe").load((ROOT / ".pre-commit-config.yaml").read_text())
+    hooks = load_yaml(ROOT / ".pre-commit-config.yaml")
     # a user's own files in the root are no concern of theirs
     code = re.findall(r"^CODE := (.*)$", MAKEFILE, re.MULTILINE)[0].split()
     assert hooks["files"] == f"^({'|'.join(code)})/"

@@ -1,4 +1,4 @@
-"""What `make` runs: the install, the pipeline, the five lines at its end."""
+"""Commands that `make` runs: the install, the pipeline, the summary."""
 
 import re
 import shutil
@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from project import ROOT, copy_project, run_in, write_script
-from ruamel.yaml import YAML
+from project import ROOT, copy_project, load_yaml, run_in, write_script
+from test_docs import written_by
 
 from minitrain.cli import quick
 from minitrain.core.params import load_params
@@ -17,7 +17,7 @@ CPU_INDEX = "--extra-index-url https://download.pytorch.org/whl/cpu"
 
 
 def would_run(*arguments: str, **variables: str) -> list[str]:
-    """The commands of a make that runs none, as if nothing were there yet."""
+    """Return the commands of a fresh make, as a dry run."""
     command = ["make", "--dry-run", "--always-make", *arguments]
     return run_in(ROOT, *command, **{"CPU": "", **variables}).stdout.splitlines()
 
@@ -65,7 +65,7 @@ def test_pipeline_that_fails_has_no_summary(tmp_path: Path) -> None:
 
 
 def test_study_that_is_none_is_one_line(tmp_path: Path) -> None:
-    """It names those that are; a folder without a pipeline is none."""
+    """The line names all studies; a folder without a pipeline is not one."""
     installed(tmp_path)
     for name in ("noise", "zoo", "__pycache__"):
         (tmp_path / "studies" / name).mkdir(parents=True)
@@ -81,7 +81,7 @@ def test_study_that_is_none_is_one_line(tmp_path: Path) -> None:
 def test_quick_copies_what_the_pipeline_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And leaves params.yaml as it is; DVC itself is not run."""
+    """Keeps params.yaml unchanged; DVC itself is not run."""
     project = copy_project(tmp_path)
     stated = (project / "params.yaml").read_text()
     monkeypatch.chdir(project)
@@ -100,17 +100,13 @@ def test_quick_copies_what_the_pipeline_reads(
     assert (few.train.num_steps, few.baseline.num_rounds) == (20, 5)
     assert Path(few.model.file).is_absolute()
     # every dependency that no stage writes, but what stays where it is
-    stages = YAML(typ="safe").load((project / "dvc.yaml").read_text())["stages"]
-    stages = [stage.get("do", stage) for stage in stages.values()]
-    outs = [out for stage in stages for out in stage["outs"]]
-    written = {out if isinstance(out, str) else next(iter(out)) for out in outs}
-    deps = {dep for stage in stages for dep in stage["deps"] if "$" not in dep}
-    read = {
+    stages = load_yaml(project / "dvc.yaml")["stages"].values()
+    written = [Path(out) for stage in stages for out in written_by(stage)]
+    deps = {Path(dep) for stage in stages for dep in stage["deps"] if "$" not in dep}
+    read = [
         dep
-        for dep in map(Path, deps)
-        if not any(
-            dep.is_relative_to(o) or Path(o).is_relative_to(dep) for o in written
-        )
-    }
+        for dep in deps
+        if not any(dep.is_relative_to(o) or o.is_relative_to(dep) for o in written)
+    ]
     assert Path("metrics/zoo.json") in read
-    assert [dep for dep in sorted(read) if not (quick.COPY / dep).exists()] == []
+    assert [dep for dep in read if not (quick.COPY / dep).exists()] == []

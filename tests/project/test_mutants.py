@@ -1,4 +1,4 @@
-"""Every injected fault is caught, by what it is said to be caught by.
+"""Every injected fault is caught by its stated catcher.
 
 One for each catcher (a stage and rung, or a file of tests); the others are thorough.
 They run side by side, two at a time; the first test of a session starts them all.
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from mutants import MUTANTS, STAGE_FAULTS, Mutant
-from mutated import PIPELINE_OF_2, Outcome, run_stages, run_test
+from mutated import Outcome, pipeline, run_stages, run_test
 from project import MADE, ROOT, copy_project, make_run, set_params
 from test_docs import require_marked, table
 
@@ -32,8 +32,8 @@ Outcomes = dict[str, Future[tuple[Outcome, set[str]]]]
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> None:
-    """Of several that run at once a test cannot tell what it left behind: instead of
-    the fixture of all others, :func:`outcomes` waits for the end of all.
+    """Replaces the shared fixture: with several mutants at once, leftovers cannot be
+    attributed to one, so :func:`outcomes` waits for all.
     """
 
 
@@ -43,7 +43,7 @@ def outcomes(
     stages_by_fork: str,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Outcomes]:
-    """What became of the mutants that were asked for, by the name of the test."""
+    """Outcomes of the selected mutants, by name."""
     folder = tmp_path_factory.mktemp("mutants")
     base = copy_project(folder / "base", PARAMS)
     asked_for = [
@@ -76,7 +76,7 @@ def outcome_of(
     if mutant.is_for_a_test:
         made = str(folder.with_name("made"))
         return run_test(address, copy, mutant.caught_by, **{MADE: made}), set()
-    outcome = run_stages(address, copy, PIPELINE_OF_2)
+    outcome = run_stages(address, copy, pipeline(2))
     rungs = breached(copy) if outcome.place == "equivalence" else set()
     shutil.rmtree(copy)
     return outcome, rungs
@@ -110,7 +110,7 @@ def case(mutant: Mutant, tried: bool) -> Any:
     ],
 )
 def test_healthy_project_passes(outcomes: Outcomes, mutant: Mutant) -> None:
-    """With every setting that a mutant needs, or its refusal would prove nothing."""
+    """With every setting that a mutant needs: else a refusal would prove nothing."""
     outcome, rungs = outcomes[mutant.name].result()
     assert (outcome.place, outcome.code) == ("equivalence", 0), outcome.output
     assert rungs == set()

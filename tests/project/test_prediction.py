@@ -1,26 +1,23 @@
 """The study `prediction` on a planted machine, in the place of its measurements."""
 
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import claimed_ends
 import claims
-import crossings
 import describe_errors
 import draw_errors
 import draw_scale
 import find_crossovers
 import fit_model
-import held_out_pairs
-import judged
+import grounds
 import numpy as np
 import pandas as pd
 import predict_steps
 import pytest
+import sections
 import verify_crossovers
 from crossover import Crossover
 from held_out import LEAST_PAIRS
@@ -34,6 +31,8 @@ from project import ROOT
 from rows import all_settings
 from setting import NO_SYNC, Setting, name_of
 from study_settings import load_study
+
+from minitrain.core.files import read_json, write_json
 
 pytestmark = pytest.mark.slow
 
@@ -137,7 +136,7 @@ def measured(folder: Path, law: Any = lambda _: 1.0, cables: bool = True) -> Non
     sums = sums if cables else sums[sums["link"] == LOOPBACK]
     sums.to_csv(folder / "trials.csv", index=False)
     origin = {**ORIGIN, "cables_left_out": None if cables else "needs root"}
-    (folder / "machine.json").write_text(json.dumps(origin))
+    write_json(folder / "machine.json", origin)
 
 
 def run(*modules: ModuleType) -> None:
@@ -168,9 +167,7 @@ def verify(
 
 
 def verified(folder: Path) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]]
-    found = json.loads((folder / "verified.json").read_text())["claims"]
-    return found
+    return read_json(folder / "verified.json")["claims"]
 
 
 def planted(arm: Any) -> Setting:
@@ -199,8 +196,11 @@ def hold_out(study: Path, *more: str, without: tuple[str, ...] = ()) -> None:
 
 
 def test_what_was_seen_before_is_not_held_out(study: Path) -> None:
+    """Also checks that each arm measures its setting."""
+    fitted, held_out = all_settings(load_study(study, Prediction))
+    alone = [s for s in (*fitted, *held_out) if s.sync != NO_SYNC or s.processes == 1]
+    assert [planted(arm_of(setting)) for setting in alone] == alone
     original = (study / "params.yaml").read_text()
-    _, held_out = all_settings(load_study(ROOT / "studies/prediction", Prediction))
     # the same buckets as with 0.1 MiB; all kinds: tests/studies/test_setting.py
     hold_out(study, "[ddp, 2, 4, 128, 8, 1, 0.11, loopback]")
     line = refusal(load_study, study, Prediction)
@@ -211,14 +211,6 @@ def test_what_was_seen_before_is_not_held_out(study: Path) -> None:
     hold_out(study, "[none, 1, 4, 96, 2, 1, null, 300mbit]", without=("300mbit",))
     line = refusal(load_study, study, Prediction)
     assert "a setting whose link no setting of fit has" in line
-
-
-def test_arms_measure_their_settings(study: Path) -> None:
-    fitted, held_out = all_settings(load_study(study, Prediction))
-    for setting in (*fitted, *held_out):
-        if setting.sync == NO_SYNC and setting.processes > 1:
-            continue
-        assert planted(arm_of(setting)) == setting
 
 
 def test_planted_machine_is_believed_and_its_claims_hold(told: Path) -> None:
@@ -234,9 +226,9 @@ def test_planted_machine_is_believed_and_its_claims_hold(told: Path) -> None:
     for name in ("prediction.png", "scale.png"):
         assert (told / name).read_bytes()[:4] == b"\x89PNG"
     # every coefficient has its interval
-    for one in json.loads((told / "fit.json").read_text())["coefficients"].values():
+    for one in read_json(told / "fit.json")["coefficients"].values():
         assert one["low"] <= one["high"]
-    answers = json.loads((told / "crossovers.json").read_text())
+    answers = read_json(told / "crossovers.json")
     assert all(one["pairs"] >= LEAST_PAIRS for one in answers)
     about = {one["question"]: one for one in answers}
     assert about["compression"]["pairs_on_cables"] == 7
@@ -255,7 +247,7 @@ def test_another_law_is_not_believed(study: Path) -> None:
     run(fit_model, predict_steps)
     table = pd.read_csv(study / "predictions.csv")
     held_out = table[table["role"] == "held out"]
-    assert "is not believed" in judged.verdict(judged.errors_of(held_out), None)
+    assert "is not believed" in sections.verdict(sections.errors_of(held_out), None)
 
 
 def test_held_out_measurements_change_no_coefficient(answered: Path) -> None:
@@ -285,12 +277,11 @@ def test_without_root_loopback_is_enough_for_a_verdict(study: Path) -> None:
 
 
 def test_claim_that_does_not_hold_is_refuted(answered: Path) -> None:
-    path = answered / "crossovers.json"
-    answers = json.loads(path.read_text())
+    answers = read_json(answered / "crossovers.json")
     for one in answers:
         for there in one["sides"].values():
             there["gain"] *= -1
-    path.write_text(json.dumps(answers))
+    write_json(answered / "crossovers.json", answers)
     verify(answered)
     assert {one["claim"] for one in verified(answered)} == {"refuted"}
 
@@ -311,32 +302,28 @@ def test_claims_are_held_to_the_floor_of_their_own_twins(answered: Path) -> None
         assert {one["num_pairs"] for one in (first, *others)} == {2}
 
 
-def side(claim: str, at: float | None = 5.0, over: str = "batch") -> dict[str, Any]:
-    return {"question": "processes", "over": over, "at": at, "claim": claim}
-
-
 def test_crossover_is_verified_where_both_sides_hold() -> None:
     found = [
-        *(side("holds"), side("holds")),
-        *(side("holds", 125, "width"), side("undecided", 125, "width")),
-        # one side is beyond the range
-        side("holds", 361, "mbit"),
-        # nothing crosses there
-        *(side("holds", None, "mbit"), side("holds", None, "mbit")),
+        dict(zip(("over", "at", "claim"), row, strict=True), question="processes")
+        for row in (
+            *(("batch", 5.0, "holds"), ("batch", 5.0, "holds")),
+            *(("width", 125, "holds"), ("width", 125, "undecided")),
+            # one side is beyond the range; and one that crosses nowhere
+            *(("mbit", 361, "holds"), ("mbit", None, "holds")),
+        )
     ]
-    said, *each = crossings.crossovers(found)
+    said, *each = sections.crossovers(found)
     assert said.startswith("1 of 3 crossovers verified: on both sides of it")
     assert each == [
         "- processes over batch at 5 samples: holds, holds",
         "- processes over width at 125: holds, undecided",
         "- processes over mbit at 361 Mbit/s: holds, on one side alone",
     ]
-    assert [*crossings.crossovers(found[-2:])] == []
 
 
 def test_busy_machine_judges_nothing(answered: Path) -> None:
     load = {"others_share": 0.3, "steal_share": 0.04}
-    (answered / "machine.json").write_text(json.dumps(ORIGIN | {"load": load}))
+    write_json(answered / "machine.json", ORIGIN | {"load": load})
     run(fit_model, predict_steps, find_crossovers)
     verify(answered, load=load)
     run(describe_errors)
@@ -351,7 +338,7 @@ def test_busy_machine_judges_nothing(answered: Path) -> None:
 
 
 def test_a_pair_with_a_fitted_setting_is_none() -> None:
-    """Of fp16 with 300 Mbit/s both were held out; of that on loopback one was not."""
+    """With fp16 at 300 Mbit/s both are held out; on loopback one is fitted."""
     cabled = Setting("ddp", 2, 4, 128, 8, link="300mbit")
     local = replace(cabled, link=LOOPBACK)
     half = [replace(one, sync="fp16_compress") for one in (cabled, local)]
@@ -359,17 +346,17 @@ def test_a_pair_with_a_fitted_setting_is_none() -> None:
     table = pd.DataFrame(
         {"predicted_ms": [6.0, 1, 3, 1], "measured_ms": [8.0, 1, 2, 1]}, index=index
     )
-    found = held_out_pairs.pairs("compression", table, [cabled, *half])
+    found = grounds.pairs("compression", table, [cabled, *half])
     assert found == {(half[0], cabled): (2.0, 4.0)}
 
 
 def test_too_few_pairs_are_said_to_be_too_few(study: Path) -> None:
-    """No question is answered, nothing is measured, and the table says why."""
+    """No question is answered, nothing is measured, and the table names the reason."""
     one = "[fp16_compress, 2, 4, 192, 6, 1, null, 300mbit]"
     hold_out(study, one, without=("[fp16_compress", "[none, 1"))
     measured(study)
     run(fit_model, predict_steps, find_crossovers, verify_crossovers, describe_errors)
-    answers = json.loads((study / "crossovers.json").read_text())
+    answers = read_json(study / "crossovers.json")
     assert {one["answer"] for one in answers} == {"too few pairs"}
     assert {one["pairs"] for one in answers} == {0, 1}
     assert verified(study) == []
@@ -380,12 +367,12 @@ def test_too_few_pairs_are_said_to_be_too_few(study: Path) -> None:
 
 
 def test_an_end_at_which_less_is_claimed_is_not_tried() -> None:
-    """As where a gain falls again, or turns against what is claimed."""
+    """For example if a gain decreases, or changes its sign."""
     found = Crossover(10, 5, 17, above=True)
     for at_end, wanted in ((0.3, 100), (0.2, 100), (0.15, 17), (-0.3, 17)):
         gains = {1: -0.4, 5: -0.2, 17: 0.2, 100: at_end}
-        assert claimed_ends.claimed_ends(gains.get, found, (1, 100)) == (1, wanted)
+        assert grounds.claimed_ends(gains.get, found, (1, 100)) == (1, wanted)
     # a side of which nothing is claimed keeps its end
     found = Crossover(10, 5, None, above=True)
     gain = {1: -0.4, 5: -0.2, 100: 0.1}.get
-    assert claimed_ends.claimed_ends(gain, found, (1, 100)) == (1, 100)
+    assert grounds.claimed_ends(gain, found, (1, 100)) == (1, 100)

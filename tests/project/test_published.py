@@ -1,7 +1,7 @@
-"""What is committed says of its results what they are, and which code made them.
+"""Committed results match the texts about them and the code that made them.
 
-Compared on CI, and by `pytest -m published`. Whoever changes a parameter or runs make
-has other results than these, and needs no test to say so.
+Run on CI, and by `pytest -m published`: with a changed parameter or after `make` the
+results differ.
 """
 
 import hashlib
@@ -16,14 +16,13 @@ import pandas as pd
 import pytest
 from held_out import errors
 from least_squares import nonnegative
-from project import ROOT
-from ruamel.yaml import YAML
+from project import ROOT, load_yaml
 from test_docs import require_marked, table
+from zoo_digest import digest
 
 from minitrain.core.code_lock import lock_text
 from minitrain.core.provenance import code_sha256
-from minitrain.report.readme import result_block
-from minitrain.report.studied import digest
+from minitrain.report.published import result_block
 from studies import label
 from studies.results import Made, made_by_pipeline, measured_in
 
@@ -73,7 +72,7 @@ def made_here() -> list[Made]:
 
 def deps_in_lock(folder: Path, script: str) -> dict[str, str]:
     """MD5s of the dependencies of the stage that runs ``script``, by dvc.lock."""
-    stages = YAML(typ="safe").load((folder / "dvc.lock").read_text())["stages"]
+    stages = load_yaml(folder / "dvc.lock")["stages"]
     lock = next(s for s in stages.values() if script in s["cmd"].split())
     return {dep["path"]: dep["md5"] for dep in lock["deps"]}
 

@@ -6,13 +6,13 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import psutil
 import pytest
-from mutated import PREPARE, run_stages
+from mutated import PREPARE, TRAIN_2, of_size, run_stages
 from network_namespaces import CABLE, Host, Networks, inside, why_not
 from project import copy_project, environment, set_params
 from thorough import thorough_after
@@ -26,34 +26,28 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(WHY_NOT is not None, reason=f"{WHY_NOT}"),
 ]
-PORT = 29400
 
 
 class Ended(NamedTuple):
-    """What became of one host's command."""
+    """Exit code, output and lines of error of one host's command."""
 
     returncode: int
     said: str
-
-    @property
-    def lines(self) -> list[str]:
-        """Its errors."""
-        return [line for line in self.said.splitlines() if "error" in line.lower()]
+    lines: list[str]
 
 
 def start(
-    host: Host, folder: Path, first: Host, *options: str, world_size: int = 2
+    host: Host, folder: Path, first: str, world_size: int = 2
 ) -> subprocess.Popen[str]:
-    """Start ``launch/host`` on ``host``, in the project in ``folder``, for two hosts
-    that meet at the ``first``; later ``options`` overrule.
+    """Start ``launch/host`` on ``host`` in ``folder``, as one of two hosts that meet at
+    the address ``first``.
     """
-    meet = ["--nnodes", "2", "--rdzv-endpoint", f"{first.address}:{PORT}"]
-    # what kill -9 leaves here the next run of this host would remove
+    # the next run of a host removes what kill -9 left here
     temporary = folder.with_name(f"{folder.name}-temporary")
     temporary.mkdir(exist_ok=True)
-    command = ["launch/host", "--world-size", str(world_size), *meet, *options]
+    meet = ["--nnodes", "2", "--rdzv-endpoint", f"{first}:29400"]
     return subprocess.Popen(
-        host.command(command),
+        host.command(["launch/host", "--world-size", str(world_size), *meet]),
         cwd=folder,
         env=environment(TMPDIR=str(temporary)),
         stdout=subprocess.PIPE,
@@ -63,15 +57,14 @@ def start(
 
 
 def wait(processes: Sequence[subprocess.Popen[str]]) -> list[Ended]:
-    """What became of each."""
-    said = [process.communicate(timeout=150)[0] for process in processes]
-    return [
-        Ended(process.returncode, one)
-        for process, one in zip(processes, said, strict=True)
-    ]
+    found = []
+    for process in processes:
+        said, _ = process.communicate(timeout=150)
+        lines = [line for line in said.splitlines() if "error" in line.lower()]
+        found.append(Ended(process.returncode, said, lines))
+    return found
 
 
-TRAIN = ["train", "--backend", "gloo", "--world-size"]
 OUTPUTS = ("losses.csv", "hashes.jsonl", "machine.json")
 
 
@@ -103,16 +96,9 @@ def two(project: Path, tmp_path: Path) -> Two:
 def start_on(
     networks: Networks, two: Two, world_size: int = 2
 ) -> list[subprocess.Popen[str]]:
-    first, second = networks.hosts
-    return [
-        start(first, two.near, first, world_size=world_size),
-        start(second, two.far, first, world_size=world_size),
-    ]
-
-
-def train_on_two(two: Two) -> list[Ended]:
-    with Networks(2) as networks:
-        return wait(start_on(networks, two))
+    first = networks.hosts[0].address
+    pairs = zip(networks.hosts, two, strict=True)
+    return [start(host, folder, first, world_size) for host, folder in pairs]
 
 
 def assert_one_line(ended: Ended, pattern: str) -> None:
@@ -135,7 +121,7 @@ def test_two_hosts_have_the_bits_of_one(
 ) -> None:
     for folder in (project, *two):
         set_params(folder, {"train.sync": sync})
-    alone = run_stages(stages_by_fork, project, [[*TRAIN, str(world_size)]])
+    alone = run_stages(stages_by_fork, project, of_size(world_size)[:1])
     assert alone.code == 0, alone.output
     seen: list[set[str]] = [set(), set()]
     with Networks(2) as networks:
@@ -163,58 +149,22 @@ def test_two_hosts_have_the_bits_of_one(
     assert not (two.far / "data/runs").exists()
 
 
-def other_code(folder: Path) -> None:
-    with open(folder / "minitrain/train/loop.py", "a") as file:
-        file.write("# of another version\n")
-
-
-def other_data(folder: Path) -> None:
-    path = folder / "data/shards/world-2/targets.npy"
-    content = path.read_bytes()
-    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-
-
-def other_rate(folder: Path) -> None:
-    set_params(folder, {"train.learning_rate": 0.5})
-
-
-@pytest.mark.parametrize(
-    ("change", "named"),
-    thorough_after(
-        1,
-        [
-            (other_rate, "train.learning_rate = 0.5, but 0.0003 on host"),
-            (other_code, "minitrain's code = '"),
-            (other_data, "targets.npy's content = '"),
-        ],
-    ),
-    ids=["parameter", "code", "data"],
-)
-def test_unlike_hosts_are_refused(
-    two: Two, change: Callable[[Path], None], named: str
-) -> None:
-    change(two.far)
-    near, far = train_on_two(two)
-    for one in (near, far):
-        assert_one_line(one, re.escape(named))
-    assert "host 1 (" in near.lines[0] or "(rank 1)" in near.lines[0]
+def test_unlike_hosts_are_refused(two: Two) -> None:
+    """A parameter here; for code and data see tests/train/test_identity.py."""
+    set_params(two.far, {"train.learning_rate": 0.5})
+    with Networks(2) as networks:
+        ended = wait(start_on(networks, two))
+    for one in ended:
+        assert_one_line(one, r"train.learning_rate = 0\.5, but 0\.0003 on host")
+    assert "host 1 (" in ended[0].lines[0] or "(rank 1)" in ended[0].lines[0]
     assert not (two.near / "data/runs").exists()
 
 
-def test_hosts_that_do_not_meet_say_why(two: Two) -> None:
-    for folder in two:
-        set_params(folder, {"launch.timeout_s": 3})
+def test_host_without_a_route_to_the_first_says_so(two: Two) -> None:
+    """For a first host that does not answer see tests/harness."""
     with Networks(2) as networks:
-        first, second = networks.hosts
-        closed = ["--rdzv-endpoint", f"{first.address}:{PORT + 1}"]
-        ended = wait(
-            [start(first, two.near, first), start(second, two.far, first, *closed)]
-        )
-        no_route = ["--rdzv-endpoint", "192.0.2.1:29400"]
-        ended += wait([start(second, two.far, first, *no_route)])
-    lines = ["2 hosts: only host 0 (", "no answer within 3 s", "no route to 192.0.2.1"]
-    for one, line in zip(ended, lines, strict=True):
-        assert_one_line(one, re.escape(line))
+        (ended,) = wait([start(networks.hosts[1], two.far, "192.0.2.1")])
+    assert_one_line(ended, re.escape("no route to 192.0.2.1"))
 
 
 def ranks_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
@@ -241,7 +191,7 @@ def test_rank_killed_on_one_host_is_named_on_both_and_starts_again(
 ) -> None:
     for folder in (project, *two):
         set_params(folder, {"train.num_steps": 400})
-    alone = run_stages(stages_by_fork, project, [[*TRAIN, "2"]])
+    alone = run_stages(stages_by_fork, project, [TRAIN_2])
     assert alone.code == 0, alone.output
     with Networks(2) as networks:
         running = start_on(networks, two)
@@ -258,7 +208,7 @@ def test_rank_killed_on_one_host_is_named_on_both_and_starts_again(
 
 
 def in_steps(process: subprocess.Popen[str]) -> list[psutil.Process]:
-    """Its ranks that train: to start they may take longer than between steps."""
+    """Return ranks that train: starting may take longer than a step."""
     found = []
     for rank in ranks_of(process):
         folder = Path(rank.environ()["MINITRAIN_STORE"]).parent
@@ -286,7 +236,7 @@ def test_host_that_is_lost_is_named(two: Two, lost: int) -> None:
 
 @pytest.mark.parametrize("lost", thorough_after(1, [1, 0]))
 def test_host_whose_cable_is_cut_is_named(two: Two, lost: int) -> None:
-    """Nothing says so to the other: no connection is closed."""
+    """The other host gets no signal: no connection is closed."""
     for folder in two:
         set_params(folder, {"train.num_steps": 40000, "launch.timeout_s": 10})
     with Networks(2) as networks:

@@ -1,6 +1,7 @@
 """The batch scripts of launch/slurm, submitted to a Slurm of two virtual nodes.
 
-All jobs run before the first test looks at what became of them.
+All jobs run before the first test looks at what became of them. What the scripts
+refuse: test_slurm_run.py.
 """
 
 import json
@@ -13,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from mutated import run_stages
-from project import ROOT, copy_project, run_dvc, write_script
+from mutated import TRAIN_2, run_stages
+from project import copy_project, run_dvc
 from slurm import ENDED, Job, Slurm, missing, two_nodes
 
 pytestmark = [
@@ -28,24 +29,6 @@ pytestmark = [
 PARAMS = {"train.num_steps": 300, "train.hash_every": 300, "checkpoint.every_steps": 25}
 ONE, MANY = "launch/slurm/one-node.sbatch", "launch/slurm/many-nodes.sbatch"
 RUNS, CHECKPOINTS = "data/runs", ".minitrain/checkpoints"
-# options and arguments of sbatch, and what its job then says
-FAULTS = {
-    "no W": ([MANY], "W = '': must be a number of ranks, after the script"),
-    "one node": (
-        ["--nodes=1", MANY, "2"],
-        "--nodes = 1: must be more; for one there is one-node.sbatch",
-    ),
-    "not a multiple": ([MANY, "3"], "W = 3: must be a multiple of --nodes = 2"),
-    "too few CPUs": (
-        [MANY, "4"],
-        "--cpus-per-task = 1: must be at least 2, a CPU for each rank",
-    ),
-    "no shards": (
-        ["--cpus-per-task=2", MANY, "4"],
-        "data/shards/world-4: missing; `dvc repro shard` makes it, with 4 in "
-        "gloo.world_sizes",
-    ),
-}
 End = tuple[str, int]
 OK = ("COMPLETED", 0)
 
@@ -71,7 +54,7 @@ def states(project: Path) -> dict[str, bytes]:
 
 
 def await_checkpoint(job: Job, project: Path) -> None:
-    """Until the run in ``project`` has written one."""
+    """Wait until the run in ``project`` has written a checkpoint."""
     pattern = f"{CHECKPOINTS}/gloo-2-*/step-*/manifest.json"
     deadline = time.monotonic() + 120
     while not [*project.glob(pattern)]:
@@ -81,7 +64,7 @@ def await_checkpoint(job: Job, project: Path) -> None:
 
 
 def on_one_node(slurm: Slurm, project: Path) -> Outcome:
-    """It is told in the middle of training that its time is nearly up."""
+    """Gets the signal for the end of its time during training."""
     job = slurm.submit(project, ONE, "train@2")
     await_checkpoint(job, project)
     job.signal("USR1", "--batch", job.number)
@@ -114,7 +97,7 @@ TRIED = CASES if os.environ.get("MINITRAIN_ALL") else CASES[:1]
 
 @dataclass
 class Trials:
-    """What became of all jobs, and the states of the same run without Slurm."""
+    """Outcomes of all jobs, and the states of the same run without Slurm."""
 
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     wanted: dict[str, bytes] = field(default_factory=dict)
@@ -123,31 +106,13 @@ class Trials:
 
 
 def copy_without_runs(project: Path, name: str) -> Path:
-    """As it is before it trains, beside ``project``."""
+    """Copy ``project`` to a sibling folder, without its runs."""
     return shutil.copytree(
         project,
         project.with_name(name),
         symlinks=True,
         ignore=shutil.ignore_patterns("runs", ".minitrain"),
     )
-
-
-def refused(slurm: Slurm, project: Path) -> dict[str, Outcome]:
-    """What becomes of jobs that something is missing for."""
-    outside = project.with_name("outside")
-    outside.mkdir()
-    without_torch = project.with_name("without-torch")
-    for name in ("launch", "stages"):
-        shutil.copytree(project / name, without_torch / name)
-    write_script(without_torch / ".venv/bin/python", "exit 1")
-    jobs = {name: slurm.submit(project, *words) for name, (words, _) in FAULTS.items()}
-    for script in (ONE, MANY):
-        jobs[f"outside {script}"] = slurm.submit(outside, str(ROOT / script), "2")
-    jobs["without torch"] = slurm.submit(without_torch, ONE)
-    return {
-        name: Outcome([job.wait()], job.said, job.output.parent)
-        for name, job in jobs.items()
-    }
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +123,6 @@ def trials(stages_by_fork: str, tmp_path_factory: pytest.TempPathFactory) -> Tri
     (project / ".venv").symlink_to(sys.prefix)
     folder = tmp_path_factory.mktemp("slurm")
     with two_nodes(folder) as slurm:
-        done.outcomes |= refused(slurm, project)
         # it also makes the shards for all others
         done.outcomes["on_one_node"] = on_one_node(slurm, project)
         for case in TRIED:
@@ -167,8 +131,7 @@ def trials(stages_by_fork: str, tmp_path_factory: pytest.TempPathFactory) -> Tri
         done.strays = slurm.strays()
     done.files = [file.name for file in (folder / "tmp").iterdir()]
     alone = copy_without_runs(project, "alone")
-    train = ["train", "--backend", "gloo", "--world-size", "2"]
-    ended = run_stages(stages_by_fork, alone, [train])
+    ended = run_stages(stages_by_fork, alone, [TRAIN_2])
     assert ended.code == 0, ended.output
     done.wanted = states(alone)
     return done
@@ -208,7 +171,7 @@ def test_job_that_was_killed_fails_and_goes_on_after_a_requeue(trials: Trials) -
 
 
 def test_dvc_takes_over_what_a_job_made(trials: Trials) -> None:
-    """As launch/slurm/README.md says, and as of then makes it no more."""
+    """As in launch/slurm/README.md; DVC then does not rerun the stage."""
     project = trials.outcomes["on_two_nodes"].project
     code, said = run_dvc(project, "repro", "--dry", "train@2")
     assert "Running stage 'train@2'" in said
@@ -219,17 +182,6 @@ def test_dvc_takes_over_what_a_job_made(trials: Trials) -> None:
     assert code == 0, said
     assert "Running stage 'train@2'" not in said
     assert states(project) == before
-
-
-def test_what_is_wrong_is_one_line(trials: Trials) -> None:
-    outside = "{project}: not the project; call sbatch in the project's root"
-    torch = "{project}: no torch in .venv or python3; `make .venv/installed`"
-    lines = {name: line for name, (_, line) in FAULTS.items()}
-    lines |= {f"outside {ONE}": outside, f"outside {MANY}": outside}
-    for name, line in {**lines, "without torch": torch}.items():
-        outcome = trials.outcomes[name]
-        assert outcome.ends == [("FAILED", 2)], name
-        assert outcome.said == f"error: {line.format(project=outcome.project)}\n"
 
 
 def test_jobs_leave_no_process_and_no_file_of_the_ranks(trials: Trials) -> None:

@@ -1,4 +1,6 @@
-"""launch/slurm/run: what becomes of a job whose time is nearly up; without a Slurm."""
+"""The scripts of launch/slurm without a Slurm: what they refuse, and what becomes of a
+job whose time is nearly up.
+"""
 
 import os
 import shutil
@@ -7,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from project import ROOT, write_script
+from project import ROOT, run_in, write_script
 from waiting import GENEROUS_S, wait_for
 
 UNTIL_TOLD = ["sh", "-c", "touch begun; until [ -e go ]; do sleep 0.05; done; exit 3"]
@@ -15,12 +17,11 @@ UNTIL_TOLD = ["sh", "-c", "touch begun; until [ -e go ]; do sleep 0.05; done; ex
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """One whose Python does nothing, and a Slurm that notes what it is asked."""
+    """A project with a Python that does nothing, and a scontrol that logs."""
     scripts = {"stages/python": "", "bin/scontrol": 'echo "$@" > asked'}
     for name, line in scripts.items():
         write_script(tmp_path / name, line)
-    (tmp_path / "launch/slurm").mkdir(parents=True)
-    shutil.copy(ROOT / "launch/slurm/run", tmp_path / "launch/slurm")
+    shutil.copytree(ROOT / "launch/slurm", tmp_path / "launch/slurm")
     return tmp_path
 
 
@@ -41,14 +42,14 @@ def checkpoint(project: Path, step: int) -> None:
 
 
 def told(job: subprocess.Popen[str], project: Path) -> str:
-    """Tell it that its time is nearly up, and let its command end -> what it said."""
+    """Signal the end of its time, let the command end, and return its first line."""
     wait_for(lambda: [*project.glob("begun")], 1)
     job.send_signal(signal.SIGUSR1)
     assert job.stderr
     said = job.stderr.readline()
     (project / "go").touch()
     assert job.communicate(timeout=GENEROUS_S)[1] == ""
-    # that of the command
+    # the exit code of the command
     assert job.returncode == 3
     return said
 
@@ -76,9 +77,43 @@ def test_job_that_has_done_something_is_requeued(project: Path, made: str) -> No
 
 
 def test_job_that_would_begin_anew_for_ever_is_not_requeued(project: Path) -> None:
-    """And goes on: it may end in the time that is left."""
+    """The job continues: it may finish in the remaining time."""
     checkpoint(project, 25)
     job = start(project, *UNTIL_TOLD)
     said = told(job, project)
     assert said.startswith("not requeued: no stage or checkpoint is new since this ")
     assert not (project / "asked").exists()
+
+
+ONE, MANY = "launch/slurm/one-node.sbatch", "launch/slurm/many-nodes.sbatch"
+SHARDS = "data/shards/world-4: missing; `dvc repro shard` makes it, with 4 in "
+
+
+@pytest.mark.parametrize(
+    ("ranks", "nodes", "cpus", "line"),
+    [
+        ("", "2", "1", "W = '': must be a number of ranks, after the script"),
+        ("2", "1", "1", "--nodes = 1: must be more; for one there is one-node.sbatch"),
+        ("3", "2", "1", "W = 3: must be a multiple of --nodes = 2"),
+        ("4", "2", "1", "--cpus-per-task = 1: must be at least 2, a CPU for each rank"),
+        ("4", "2", "2", f"{SHARDS}gloo.world_sizes"),
+    ],
+)
+def test_job_that_asks_for_too_little_is_one_line(
+    project: Path, ranks: str, nodes: str, cpus: str, line: str
+) -> None:
+    given = {"SLURM_JOB_NUM_NODES": nodes, "SLURM_CPUS_PER_TASK": cpus}
+    done = run_in(project, "bash", MANY, *ranks.split(), **given)
+    assert (done.returncode, done.stderr) == (2, f"error: {line}\n")
+
+
+def test_job_outside_the_project_or_without_torch_is_one_line(project: Path) -> None:
+    outside = project / "bin"
+    line = f"error: {outside}: not the project; call sbatch in the project's root\n"
+    for script in (ONE, MANY):
+        done = run_in(outside, "bash", project / script, "2")
+        assert (done.returncode, done.stderr) == (2, line)
+    write_script(project / "stages/python", "exit 1")
+    done = run_in(project, "bash", ONE)
+    line = f"{project}: no torch in .venv or python3; `make .venv/installed`"
+    assert (done.returncode, done.stderr) == (2, f"error: {line}\n")

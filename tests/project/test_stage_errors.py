@@ -1,19 +1,18 @@
 """Every mistake a user can make: one line, exit code 2, nothing half-written."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
-from mutated import Outcome, run_stages
-from project import run_dvc, run_stage, set_params
+from mutated import TRAIN_2, Outcome, of_size, run_stages
+from project import run_dvc, run_python, set_params
 
 pytestmark = pytest.mark.slow
 
 Stage = Callable[..., Outcome]
-TRAIN_2 = ("train", "--backend", "gloo", "--world-size", "2")
 
 
 @pytest.fixture
@@ -31,7 +30,7 @@ def stage(stages_by_fork: str, copy: Path) -> Stage:
 
 def assert_one_line(code: int, said: str, *parts: str) -> None:
     assert code == 2, said
-    # shard first says what it deals
+    # shard first prints its counts
     lines = [line for line in said.splitlines() if line and not line[0].isdigit()]
     assert len(lines) == 1, said
     assert lines[0].startswith("error: ")
@@ -40,9 +39,9 @@ def assert_one_line(code: int, said: str, *parts: str) -> None:
 
 @dataclass(frozen=True)
 class Mistake:
-    """A stage, what it says, parameters, files, and what it must not write."""
+    """Stage, expected parts of its line, parameters, files, and an absent output."""
 
-    stage: tuple[str, ...]
+    stage: Sequence[str]
     parts: tuple[str, ...]
     params: dict[str, Any] = field(default_factory=dict)
     files: dict[str, bytes] = field(default_factory=dict)
@@ -102,12 +101,12 @@ MISTAKES = {
     ),
     # 40 sentences, 8 a batch: an epoch has five steps, or more of what was cut
     "warm-up of all epochs": Mistake(
-        (*TRAIN_2[:-1], "1"),
+        of_size(1)[0],
         ("params.yaml: train.num_warmup_steps = 60", "below the number"),
         {"train.num_steps": None, "train.num_epochs": 1, "train.num_warmup_steps": 60},
     ),
     "no shards for so many": Mistake(
-        (*TRAIN_2[:-1], "7"),
+        of_size(7)[0],
         ("data/shards/world-7: no shards for 7 processes", "gloo.world_sizes"),
     ),
     "no GPUs for nccl": Mistake(
@@ -138,7 +137,8 @@ def test_largest_seed_and_an_occupied_port_are_no_mistakes(
 ) -> None:
     """Ranks that a stage starts meet in a file."""
     set_params(copy, {"train.seed": 2**32 - 1})
-    done = run_stage(copy, *TRAIN_2, MASTER_PORT=taken_port)
+    command = ("-m", "stages.train", *TRAIN_2[1:])
+    done = run_python(*command, folder=copy, MASTER_PORT=taken_port)
     assert done.returncode == 0, done.stderr
 
 

@@ -12,7 +12,15 @@ from typing import Any
 
 import pytest
 import torch
-from mutated import JUDGE, REPLAY_2, VERIFY, VERIFY_2, Outcome, run_stages
+from mutated import (
+    EQUIVALENCE,
+    PIPELINE,
+    REPLAY_2,
+    VERIFY_2,
+    Outcome,
+    of_size,
+    run_stages,
+)
 from thorough import thorough_after
 
 from minitrain.core.files import read_json, read_jsonl, write_json, write_jsonl
@@ -23,7 +31,6 @@ pytestmark = pytest.mark.quick
 RUN = "data/runs/gloo-2"
 REPLAYED = "data/runs/replay-2"
 EVIDENCE = "data/evidence/gloo-2"
-EQUIVALENCE = ["equivalence"]
 TIMING = ["timing"]
 
 
@@ -70,7 +77,7 @@ def assert_refused(outcome: Outcome, copy: Path, *rungs: str) -> None:
 
 
 def test_nothing_is_refused_where_nothing_was_changed(after, copy: Path) -> None:
-    outcome = after(*JUDGE)
+    outcome = after(*PIPELINE[4:])
     assert outcome.code == 0, outcome.output
     assert breached(copy) == set()
 
@@ -140,7 +147,7 @@ def test_rows_that_are_missing_or_others(
 
 
 def test_loss_of_one_step(after, copy: Path) -> None:
-    """By a hundredth, at a step that the witness computes itself."""
+    """Changed by a hundredth, at a step that the witness recomputes."""
     path = copy / RUN / "losses.csv"
     head, first, *rest = path.read_text().splitlines()
     loss = float(first.partition(",")[2]) + 0.05
@@ -182,7 +189,7 @@ def test_evidence_far_from_one_process(
 
 
 def test_replay_does_not_copy_the_state(after, copy: Path) -> None:
-    """What the run says of its state must not reach the replay's."""
+    """The state of the run must not affect the replay."""
     flip_a_bit(copy / RUN / "states/state-rank-0.pt")
     flip_a_bit(copy / RUN / "states/state-rank-1.pt")
     before = (copy / REPLAYED / "state.pt").read_bytes()
@@ -202,7 +209,7 @@ def test_replay_does_not_copy_the_hashes(after, copy: Path) -> None:
 @pytest.mark.slow
 def test_breach_of_one_run_is_not_hidden_by_the_other(after, copy: Path) -> None:
     flip_a_bit(copy / "data/runs/replay-1/state.pt")
-    outcome = after(VERIFY[0], EQUIVALENCE)
+    outcome = after(of_size(1)[2], EQUIVALENCE)
     assert (outcome.place, outcome.code) == ("equivalence", 1)
     assert breached(copy, "gloo-1") == {"replay"}
     assert breached(copy, "gloo-2") == set()

@@ -1,4 +1,4 @@
-"""Every stage says what it does before it imports anything."""
+"""Every stage prints its first line before it imports anything."""
 
 import ast
 import os
@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from project import ROOT, write_script
-from ruamel.yaml import YAML
+from project import ROOT, load_yaml, write_script
 from waiting import GENEROUS_S
 
 
@@ -18,7 +17,7 @@ def commands() -> Iterator[tuple[str, str]]:
     """The folder of every dvc.yaml, and each command in it."""
     for file in [ROOT / "dvc.yaml", *sorted(ROOT.glob("studies/*/dvc.yaml"))]:
         folder = file.parent.relative_to(ROOT).as_posix()
-        for stage in YAML(typ="safe").load(file.read_text())["stages"].values():
+        for stage in load_yaml(file)["stages"].values():
             command = stage["cmd"].replace("${item.world_size}", "2")
             yield folder, command.replace("exec ", "")
 

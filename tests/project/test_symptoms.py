@@ -1,15 +1,11 @@
-"""The commands on the pages of docs/symptoms, typed: each output holds the lines that
-the page shows of it.
-"""
+"""Commands on the pages of docs/symptoms: outputs contain the lines shown there."""
 
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 from pages import blocks, pages_of
-from project import ROOT, environment
-from waiting import GENEROUS_S
+from project import ROOT, run_in
 
 PAGES = [p for p in pages_of("docs/symptoms") if not p.endswith("README.md")]
 # not times, nor which of their words noise decides
@@ -40,14 +36,7 @@ def test_output_is_the_one_on_the_page(page: str, tmp_path: Path) -> None:
     (tmp_path / "docs").symlink_to(ROOT / "docs")
     compared = 0
     for command, lines in shown(page):
-        done = subprocess.run(
-            command.split(),
-            cwd=tmp_path,
-            env=environment(TMPDIR=str(tmp_path)),
-            capture_output=True,
-            text=True,
-            timeout=GENEROUS_S,
-        )
+        done = run_in(tmp_path, *command.split(), TMPDIR=str(tmp_path))
         output = done.stdout + done.stderr
         found = {*map(shape, output.splitlines())}
         expected = [shape(line) for line in lines if KEY.match(line)]

@@ -1,4 +1,4 @@
-"""The wheel beside torch, without the extra `lab`, outside the clone."""
+"""The wheel with torch, without the extra `lab`, outside the clone."""
 
 import os
 import re
@@ -125,13 +125,6 @@ def test_at_most_ten_distributions_are_added_to_torch() -> None:
     assert added.isdisjoint({"dvc", "matplotlib", "pandas", "ruamel-yaml"})
 
 
-def test_import_comes_from_the_wheel(bin_folder: Path, tmp_path: Path) -> None:
-    code = "import minitrain, sys; print(minitrain.__file__, *sys.path, sep='\\n')"
-    file, *path = run(bin_folder / "python", "-c", code, folder=tmp_path).stdout.split()
-    assert Path(file).is_relative_to(bin_folder.parent)
-    assert str(ROOT) not in path
-
-
 COMMANDS = [
     ("--version", rf"^minitrain {re.escape(minitrain.__version__)}$"),
     ("check my_model.py:build", "^proven: "),
@@ -150,6 +143,11 @@ def test_command(bin_folder: Path, tmp_path: Path, words: str, expected: str) ->
 
 
 def test_record_and_verify(bin_folder: Path, tmp_path: Path) -> None:
+    """The imported library comes from the wheel, not from the clone."""
+    code = "import minitrain, sys; print(minitrain.__file__, *sys.path)"
+    file, *path = run(bin_folder / "python", "-c", code, folder=tmp_path).stdout.split()
+    assert Path(file).is_relative_to(bin_folder.parent)
+    assert str(ROOT) not in path
     (tmp_path / "loop.py").write_text(RECORDED)
     for name, rate in (("one", "0.1"), ("again", "0.1"), ("other", "0.2")):
         run(bin_folder / "python", "loop.py", f"runs/{name}", rate, folder=tmp_path)

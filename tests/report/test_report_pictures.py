@@ -34,12 +34,11 @@ def drawn() -> Iterator[list[Figure]]:
         yield figures
 
 
-@pytest.mark.parametrize("world_sizes", [[1], [2], [1, 2], [1, 2, 4]])
+@pytest.mark.parametrize("world_sizes", [[1], [2], [1, 2, 4]])
 def test_scaling(world_sizes: list[int], tmp_path: Path, drawn: list[Figure]) -> None:
     path = tmp_path / "scaling.png"
     draw_scaling(facts(world_sizes), "The finding", path)
     assert path.read_bytes().startswith(b"\x89PNG")
-    assert path.stat().st_size > 10_000
     shown = texts(drawn[0])
     assert "The finding" in shown
     labels = {text.partition("\n")[0] for text in shown}
@@ -90,7 +89,6 @@ def test_account_puts_a_negative_part_left_of_zero(
     names = [text.get_text() for text in legend.get_texts()]
     parts = ["data", "forward", "backward", "interference", "exposed communication"]
     assert names == [*parts, "other", "optimizer"]
-    assert (tmp_path / "account.png").stat().st_size > 10_000
     axes: Axes = drawn[0].axes[0]
     left = [bar for bar in axes.patches if bar.get_width() < 0]
     assert [bar.get_width() for bar in left] == [-6.0]

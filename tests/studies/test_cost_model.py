@@ -1,17 +1,12 @@
-"""Cost model: layers, channel and steps by hand, and recovery of known coefficients.
-Uses the settings of the study `prediction`: its measurements must suffice to find all
-coefficients, and to detect a law other than the model's.
+"""Cost model: layers, channel and steps by hand. That measurements of the study
+`prediction` suffice to find its coefficients: tests/project/test_prediction.py.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
 import pytest
-from cost_model import Compute, Machine, Overheads, channel, predict, ready_at
-from fit_costs import Measured, fit_machine
+from cost_model import Compute, Machine, Overheads, channel, predict
 from gpt_layers import (
-    Bucket,
     buckets,
     features,
     gpt_layers,
@@ -19,22 +14,15 @@ from gpt_layers import (
     num_parameters,
     num_tensors,
 )
-from held_out import Errors, errors
 from link_model import Line, Link
-from planted import MACHINE as PLANTED
-from planted import NETWORK, step_of
-from project import PARAMS_FILE, ROOT
-from ruamel.yaml import YAML
-from setting import NO_SYNC, Setting, setting_of
+from project import PARAMS_FILE, load_yaml
+from setting import Setting
 
-from minitrain.core.errors import UserError
 from minitrain.data.text import VOCAB_SIZE
 from minitrain.model.gpt import MiniGPT
 
 # width 2, context of 4, vocabulary of 3
 SMALL = Setting("ddp", 2, 1, 2, 1, block_size=4, vocab_size=3)
-# the pipeline's model
-LAYERS = gpt_layers(4, 128, 64, 256)
 SECOND_A_BYTE = Link.of(0, 1.0)
 
 
@@ -55,7 +43,7 @@ def test_layers_by_hand() -> None:
     assert calls == 4 + 3 * 1 + 2 + 2 + 3 + 1 + 1 + 3
 
 
-@pytest.mark.parametrize("shape", [(1, 2, 4, 3), (4, 128, 64, 256), (2, 48, 16, 100)])
+@pytest.mark.parametrize("shape", [(1, 2, 4, 3), (4, 128, 64, 256)])
 def test_layers_have_the_parameters_of_the_model(shape: tuple[int, ...]) -> None:
     n_layer, n_embd, block_size, vocab_size = shape
     model = MiniGPT(vocab_size, block_size, n_layer, 1, n_embd)
@@ -66,28 +54,9 @@ def test_layers_have_the_parameters_of_the_model(shape: tuple[int, ...]) -> None
     assert num_tensors(layers) == len(sizes)
 
     # and settings have the sizes of the lab
-    params = YAML(typ="safe").load(PARAMS_FILE.read_text())["model"]
+    params = load_yaml(PARAMS_FILE)["model"]
     assert Setting("none", 1, 1, 8, 1).vocab_size == VOCAB_SIZE
     assert Setting("none", 1, 1, 8, 1).block_size == params["block_size"]
-
-
-def test_buckets_by_hand() -> None:
-    # bytes: head 131072; norm and mlp.2 263680; mlp.0 264192; norm and proj 67072;
-    # qkv 196608; the last norm with both embeddings 164864
-    block = [263680, 264192, 67072, 196608]
-    small = buckets(LAYERS, 0.05)
-    assert [b.num_bytes for b in small] == [131072, *block * 4, 164864]
-    # head, a block and norm with mlp.2 make the first MiB
-    default = buckets(LAYERS, None)
-    first = 131072 + sum(block) + 263680
-    assert [b.num_bytes for b in default] == [
-        first,
-        131072 + 4 * sum(block) + 164864 - first,
-    ]
-    # after norm and mlp.2 of the second block from the end: head, norm, 7 layers, 1
-    assert [b.after for b in default] == [9, len(LAYERS) - 1]
-    (one,) = buckets(LAYERS, 25)
-    assert one == Bucket(3462144, len(LAYERS) - 1)
 
 
 def test_channel_by_hand() -> None:
@@ -104,22 +73,11 @@ def test_channel_by_hand() -> None:
         ([1, 5, 6], [6, 7, 3], 11),
     ]:
         assert channel(ready, num_bytes, SECOND_A_BYTE, 2) == pytest.approx(exposed)
-
-
-def test_channel_gives_a_burst_to_whom_waited() -> None:
+    # three bytes pass at once after a pause: the second bucket starts when the first is
+    # done, or when one more byte has been saved up
     link = Link((Line(0, 0, 1.0),), burst_bytes=3)
-    # 4 bytes: one second after a pause
-    assert channel([10], [4], link, 2) == pytest.approx(1)
-    # the second starts immediately when the first is done at 11: no tokens are left
-    assert channel([10, 10], [4, 4], link, 2) == pytest.approx(5)
-    # at 12 there is one
-    assert channel([10, 12], [4, 4], link, 2) == pytest.approx(3)
-
-
-def test_buckets_delay_what_is_computed_after_them() -> None:
-    handed_over = [Bucket(4, 0), Bucket(4, 2), Bucket(4, 3)]
-    layers, delays = np.array([1.0, 2, 3, 4]), np.array([0.5, 0.25, 0])
-    assert ready_at(handed_over, layers, delays) == pytest.approx([1, 6.5, 10.75])
+    for ready, exposed in (([10], 1), ([10, 10], 5), ([10, 12], 3)):
+        assert channel(ready, [4] * len(ready), link, 2) == pytest.approx(exposed)
 
 
 COSTS = Compute(
@@ -152,16 +110,11 @@ def test_step_by_hand() -> None:
     one, two = (predict(setting, machine, link) for setting in (SMALL, twice))
     assert (two.forward, two.backward) == pytest.approx((2 * 0.56, 2 * 1.12))
     assert two.exposed == pytest.approx(one.exposed)
-
-
-def test_float16_sends_half_and_is_paid_for() -> None:
-    half = replace(SMALL, sync="fp16_compress")
+    # float16 sends half, and is paid for
     machine = Machine(2, COSTS, overheads=Overheads(cast=0.01))
-    link = Link.of(0.25, 0.001)
-    assert predict(SMALL, machine, link).interference == 0
-    step = predict(half, machine, link)
-    assert step.interference == pytest.approx(3.68)
-    assert step.exposed == pytest.approx(0.5 + 0.184)
+    half = predict(replace(SMALL, sync="fp16_compress"), machine, link)
+    assert half.interference == pytest.approx(3.68)
+    assert half.exposed == pytest.approx(0.5 + 0.184)
 
 
 def test_communication_delays_computing_where_no_core_is_idle() -> None:
@@ -188,60 +141,3 @@ def test_slowdown_by_hand() -> None:
     # half a rank more a core: half of what a whole one adds
     assert machine.link(Link.of(1, 1), 3).lines == (Line(0, 2, 1.5),)
     assert machine.link(Link.of(1, 1), 2).lines == (Line(0, 1, 1),)
-
-
-STUDY = YAML(typ="safe").load((ROOT / "studies/prediction/params.yaml").read_text())
-FIT, HELD_OUT = (
-    [setting_of(row) for row in STUDY["prediction"][role]]
-    for role in ("fit", "held_out")
-)
-Law = Callable[[Setting], float]
-
-
-def seconds_of(setting: Setting, machine: Machine = PLANTED) -> float:
-    return step_of(setting, machine).seconds
-
-
-def measure(setting: Setting, law: Law, factor: float) -> Measured:
-    if setting.processes > 1:
-        return Measured(setting, law(setting) * factor)
-    step = predict(setting, PLANTED)
-    parts = step.data, step.forward, step.backward, step.optimizer
-    more = law(setting) / step.seconds * factor
-    return Measured(setting, law(setting) * factor, tuple(more * x for x in parts))
-
-
-def held_out_errors(noise: float) -> Errors:
-    """Fit the steps of the study's settings, and predict the others. Detection of a
-    different law: tests/project/test_prediction.py.
-    """
-    factors = 1 + np.random.default_rng(7).uniform(-noise, noise, len(FIT))
-    measured = [measure(s, seconds_of, f) for s, f in zip(FIT, factors, strict=True)]
-    found = fit_machine(measured, NETWORK, 2, PLANTED.link_crowding)
-    predicted = [seconds_of(setting, found) for setting in HELD_OUT]
-    return errors(predicted, [seconds_of(setting) for setting in HELD_OUT])
-
-
-def test_study_finds_the_planted_machine_also_through_noise() -> None:
-    assert held_out_errors(0.0).worst < 1e-3
-    found = held_out_errors(0.05)
-    assert found.is_believed
-    assert found.worst < 0.10
-
-
-def test_a_fit_needs_a_process_that_is_alone() -> None:
-    with pytest.raises(UserError, match="needs settings of one process"):
-        fit_machine([Measured(FIT[-1], 1.0)], NETWORK, 2)
-
-
-def test_more_cores_than_ranks_are_no_crowd() -> None:
-    truth = replace(PLANTED, cores=4, crowding=0.0)
-    measured = [
-        replace(measure(s, lambda s: seconds_of(s, truth), 1.0))
-        for s in FIT
-        if s.sync == NO_SYNC
-    ]
-    found = fit_machine(measured, NETWORK, 4)
-    assert found.crowding == 0
-    assert found.contention == pytest.approx(1.1, rel=0.01)
-    assert found.overheads == Overheads()

@@ -1,15 +1,12 @@
 """Crossovers: known solutions, and the settings compared."""
 
 import math
-from dataclasses import replace
 
 import pytest
 from cost_model import Compute, Machine
 from crossover import (
     Crossover,
-    contenders,
     crossover,
-    further,
     gain_of,
     measurable,
     sides,
@@ -17,8 +14,6 @@ from crossover import (
 )
 from link_model import Link, Network
 from setting import Setting
-
-SETTING = Setting("ddp", 2, 4, 128, 8, 4, None, "1gbit")
 
 
 def test_crossover_is_where_algebra_says() -> None:
@@ -39,20 +34,6 @@ def test_crossover_is_where_algebra_says() -> None:
     found = crossover(lambda x: x - 3, 1, 10, 0)
     assert found is not None
     assert found.low == pytest.approx(found.high)
-
-
-def test_what_varies_and_is_compared() -> None:
-    # a global batch of 12 are 6 samples for each of two processes
-    assert varied(SETTING, "batch", 12) == replace(SETTING, samples=6)
-    assert varied(SETTING, "width", 99.5) == replace(SETTING, n_embd=99.5)
-    assert varied(SETTING, "mbit", 250).link == "250.000000mbit"
-
-    several, one = contenders("processes", SETTING)
-    assert several == SETTING
-    # the same 16 samples in one process, without communication
-    assert one == Setting("none", 1, 4, 128, 16, 1)
-    half, whole = contenders("compression", SETTING)
-    assert (half.sync, whole) == ("fp16_compress", SETTING)
 
 
 def test_two_processes_pay_where_they_save_more_than_they_send() -> None:
@@ -107,21 +88,3 @@ def test_claims_are_tried_beyond_what_is_unsure() -> None:
     assert sides("width", gain, None, (20, 100), 0.5, 2) == {"low": 24, "high": 96}
     # log 2.4 is 0.88, log 9.6 is 2.3
     assert sides("width", gain, None, (20, 100), 1.0, 2) == {"high": 96}
-
-
-def test_claims_are_tried_where_they_are_clear_if_that_is_in_the_range() -> None:
-    found, clear = (crossover(gain, 2, 40, math.log(x)) for x in (1.5, 3))
-    assert found is not None
-    assert clear is not None
-    where = further(found, clear, (2, 40))
-    # from 3.3 to 30 the one is less than three times as fast as the other
-    assert where.low == pytest.approx(10 / 3)
-    assert where.high == pytest.approx(30)
-    beyond = crossover(gain, 2, 40, math.log(9))
-    assert beyond is not None
-    # nowhere nine times: the most certain claim possible
-    ends = further(found, beyond, (2, 40))
-    assert (ends.low, ends.high) == (2, 40)
-    one_side = Crossover(10, None, 15, True)
-    # nothing is claimed below
-    assert further(one_side, beyond, (2, 40)) == Crossover(10, None, 40, True)

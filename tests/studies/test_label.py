@@ -14,21 +14,9 @@ from minitrain.report.studied import since_then
 from studies.label import label, label_of_study
 from studies.results import made_by_pipeline, measured_in
 
-STUDIES = sorted(file.parent for file in ROOT.glob("studies/*/dvc.yaml"))
 MACHINE = {"cpu": "Abacus", "gpu": None, "cores": 2, "torch": "2.13.0"}
 ORIGIN = {"measured_at": "2026-01-02T03:04:05Z", "machine": MACHINE}
 WHERE = "Measured on 2026-01-02: Abacus, 2 cores, torch 2.13.0."
-
-
-def test_every_study_has_a_result_with_a_script() -> None:
-    found = {study.name: measured_in(study) for study in STUDIES}
-    assert [*found["strategies"]] == ["speed.py", "runs.py"]
-    for study in STUDIES:
-        assert found[study.name], study
-        for script, origin in found[study.name].items():
-            # its own stage writes the recorded hash
-            assert "provenance(" in (study / script).read_text(), study
-            assert {"measured_at", "machine"} <= {*origin}, study
 
 
 @pytest.fixture

@@ -1,12 +1,9 @@
-"""Link model: the ring by hand, and recovery of known coefficients."""
+"""Link model by hand; recovery of coefficients: tests/project/test_prediction.py."""
 
-import numpy as np
 import pytest
-from fit_links import Reduction, fit_crowding, fit_link, fit_network
+from fit_links import Reduction, fit_link, fit_network
 from held_out import relative_errors
-from hypothesis import given
-from hypothesis import strategies as st
-from link_model import Line, Link, Network, Shaped
+from link_model import Line, Link, Shaped
 
 from minitrain.core.errors import UserError
 
@@ -55,64 +52,12 @@ def test_a_cable_is_never_faster_than_the_processor() -> None:
     assert shaped.at(125e9).lines[0].beta == pytest.approx(1.04 / 125e9)
 
 
-def test_links_by_name() -> None:
-    shaped = Shaped(0, 0, 1, 0)
-    network = Network(Link.of(ALPHA, BETA), shaped)
-    assert network.link("loopback") is network.loopback
-    assert network.link("100mbit").lines[0].beta == pytest.approx(8e-8)
-    with pytest.raises(UserError, match="link = '1gbit': no cable was measured"):
-        Network(network.loopback).link("1gbit")
-
-
-def noisy(seconds: list[float], seed: int, spread: float = 0.05) -> list[float]:
-    factors = np.random.default_rng(seed).uniform(1 - spread, 1 + spread, len(seconds))
-    return [float(x) for x in np.multiply(seconds, factors)]
-
-
-@given(st.integers(0, 2**32 - 1))
-def test_planted_link_is_found_through_noise(seed: int) -> None:
-    truth, ranks = Link.of(ALPHA, BETA), [2] * 13 + [4] * 13
-    times = [truth.seconds(*pair) for pair in zip(SIZES * 2, ranks, strict=True)]
-    found = fit_link(SIZES * 2, noisy(times, seed), ranks)
-    # noise alone is no reason for a second line
-    ((begin, alpha, beta),) = [(x.from_bytes, x.alpha, x.beta) for x in found.lines]
-    assert begin == 0
-    assert alpha == pytest.approx(ALPHA, rel=0.05)
-    assert beta == pytest.approx(BETA, rel=0.10)
-
-
-def test_second_line_where_large_messages_are_unlike_small_ones() -> None:
-    truth = Link((Line(0, ALPHA, BETA), Line(4.0**9, 5 * ALPHA, 2 * BETA)))
-    times = [truth.seconds(size, 2) for size in SIZES]
-    found = fit_link(SIZES, noisy(times, 0, 0.02), [2] * 13)
-    assert [line.from_bytes for line in found.lines] == [0, 4.0**9]
-    assert found.lines[1].alpha == pytest.approx(5 * ALPHA, rel=0.1)
-    assert found.lines[1].beta == pytest.approx(2 * BETA, rel=0.1)
-
-
 def test_a_law_that_is_no_line_shows_as_error() -> None:
     """The model must be able to fail: here time grows with the square of the size."""
     times = [1e-4 + 1e-14 * size**2 for size in SIZES]
     link = fit_link(SIZES, times, [2] * 13)
     predicted = [link.seconds(size, 2) for size in SIZES]
     assert max(abs(relative_errors(predicted, times))) > 0.5
-
-
-def test_crowding_by_hand() -> None:
-    link = Link.of(1.0, 0.5)
-    # 4 ranks on 2 cores, one more a core: 6 messages three times as long, 1.5 bytes
-    # each twice as long
-    rows = [
-        Reduction("loopback", 4, size, 6 * 3 + 1.5 * size * 0.5 * 2)
-        for size in (1, 10, 1000)
-    ]
-    assert fit_crowding(link, rows, 2) == pytest.approx((3, 2))
-    # 3 ranks on 2 cores, half of that: 4 messages, 4/3 bytes
-    half = [
-        Reduction("loopback", 3, size, 4 * 2 + 4 / 3 * size * 0.5 * 1.5)
-        for size in (1, 10, 1000)
-    ]
-    assert fit_crowding(link, half, 2) == pytest.approx((3, 2))
 
 
 def test_network_needs_what_no_rank_shares_a_core_for() -> None:

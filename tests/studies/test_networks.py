@@ -129,11 +129,6 @@ def networks_in_use() -> set[int]:
     return {int(one[5:-1]) for one in found if one.startswith("net:[")}
 
 
-def test_halves_of_the_ranks_are_on_one_host_each() -> None:
-    assert [host_of(rank, 3) for rank in range(3)] == [0, 0, 1]
-    assert [host_of(rank, 4) for rank in range(4)] == [0, 0, 1, 1]
-
-
 def test_who_cannot_is_told_why(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(networks.os, "geteuid", lambda: 1000)

@@ -7,7 +7,7 @@ import pytest
 from distinct import repeated
 from interleaved import only_ddp
 from link_rate import bytes_per_s
-from setting import Setting, name_of, new_in, setting_of
+from setting import Setting, new_in, setting_of
 from tiny import tiny_params
 
 from minitrain.core.errors import UserError
@@ -51,14 +51,6 @@ def test_what_does_not_fit() -> None:
     ]:
         with pytest.raises(ValueError, match=expected):
             setting_of(row)
-
-
-def test_names_tell_settings_apart() -> None:
-    different = enumerate(["fp16_compress", 3, 5, 64, 4, 1, 0.5, "loopback"])
-    rows = [ROW, *(changed(place, new) for place, new in different)]
-    names = [name_of(setting_of(row)) for row in rows]
-    assert len(set(names)) == len(names)
-    assert names[0] == "ddp, 2 x 8 samples, 4 layers of 128, 2 micro-batches, 1gbit"
 
 
 def test_what_is_new() -> None:

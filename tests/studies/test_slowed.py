@@ -13,7 +13,6 @@ from subjects import make_run
 
 from minitrain.analysis.stragglers import find_stragglers
 from minitrain.check.trial import run_ranks
-from minitrain.core.errors import UserError
 from minitrain.sync.catalog import find_strategy
 from minitrain.sync.guarantees import Defaults
 
@@ -83,16 +82,3 @@ def test_rank_joins_the_group_of_its_quota(tmp_path: Path) -> None:
     assert not procs.exists()
     run_ranks(make_run(steps=2), 2, Join(1, procs))
     assert procs.read_text() == "0"
-
-
-def test_quota_that_cannot_be_had_is_one_line(tmp_path: Path) -> None:
-    def refusal(cgroups: Path) -> str:
-        with pytest.raises(UserError) as caught, cpu_quota(0.5, cgroups):
-            pass
-        return str(caught.value)
-
-    missing = tmp_path / "none"
-    assert refusal(missing).startswith(f"{missing}: no control group can be made: ")
-    # an ordinary folder, in which the kernel creates no files
-    assert "cpu.max: no quota can be set: " in refusal(tmp_path)
-    assert list(tmp_path.iterdir()) == []

@@ -4,6 +4,7 @@ import gzip
 import json
 import math
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -35,12 +36,12 @@ RUNS: dict[str, dict[str, Any]] = {
     "ddp": MANY,
     "ddp, buckets held back": {**MANY, "overlap": False},
     "ddp, three micro-batches": {**MANY, "grad_accumulation_steps": 3},
-    "per_parameter": {"sync": "per_parameter"},
     "invariant": {"sync": "invariant", "logical_shards": 4},
-    "zero1": {"sync": "zero1"},
     "fsdp": {"sync": "fsdp"},
 }
 MICRO_BATCHES = {"ddp, three micro-batches": 3, "invariant": 2}
+# all-reduces of a step, where they are not several
+COUNTS = {"invariant": 1, "fsdp": 0}
 
 
 @dataclass
@@ -72,71 +73,42 @@ def be_a_rank(
     return traced, states
 
 
+@cache
 def traced_run(name: str, shards: Path, shortest_us: float = 0.0) -> Traced:
     changes = {"global_batch_size": 24, **RUNS[name]}
     found = launch(be_a_rank, 2, changes, shards, shortest_us, timeout_s=120)
     return Traced([rank for rank, _ in found], found[0][1])
 
 
-@pytest.fixture(scope="module")
-def runs() -> dict[str, Traced]:
-    return {}
-
-
-@pytest.fixture
-def run(request: pytest.FixtureRequest, runs: dict[str, Traced], shards: Path) -> Any:
-    """Return the run of the test's name, cached; by default DDP."""
-    name = getattr(request, "param", "ddp")
-    if name not in runs:
-        runs[name] = traced_run(name, shards)
-    return name, runs[name]
-
-
-each_run = pytest.mark.parametrize("run", RUNS, indirect=True)
-Named = tuple[str, Traced]
-
-
-@each_run
-def test_a_trace_is_right_and_tracing_changes_no_bits(run: Named) -> None:
+@pytest.mark.parametrize("name", RUNS)
+def test_a_trace_is_right_and_tracing_changes_no_bits(name: str, shards: Path) -> None:
     """For the order of phases and buckets see test_trace_check.py."""
-    name, traced = run
-    trace = traced.trace()
-    assert problems(trace) == []
-    found = steps_in(trace)
-    passes = ["forward", "backward", "reduce"] * MICRO_BATCHES.get(name, 1)
+    traced = traced_run(name, shards)
+    assert problems(traced.trace()) == []
+    found = steps_in(traced.trace())
     assert [[*steps] for steps in found.values()] == [STEPS] * 2
+    parameters = dict(build_model(tiny_params().model, VOCAB_SIZE).named_parameters())
+    passes = ["forward", "backward", "reduce"] * MICRO_BATCHES.get(name, 1)
     for step in (step for steps in found.values() for step in steps.values()):
         names = [phase["name"] for phase in step.phases]
         assert names == ["data", *passes, "optimizer"]
+        # every bucket is an all-reduce with a name
+        count = len(step.reductions)
+        assert count == COUNTS[name] if name in COUNTS else count > 1
+        sent = step.reductions.values()
+        held = [n for one in sent for n in one["args"]["parameters"]]
+        assert sorted(held) == (sorted(parameters) if count else [])
+        for number, one in step.reductions.items():
+            own = len(one["args"]["parameters"])
+            assert one["name"].startswith(f"all-reduce bucket {number} of {count} (")
+            assert one["name"].endswith(f", {own} tensor{'s' * (own > 1)})")
     watched, alone = traced.states
     assert watched.keys() == alone.keys()
     assert all(torch.equal(watched[name], alone[name]) for name in alone)
 
 
-@each_run
-def test_every_bucket_is_an_all_reduce_with_a_name(run: Named) -> None:
-    name, traced = run
-    parameters = dict(build_model(tiny_params().model, VOCAB_SIZE).named_parameters())
-    counts = {"per_parameter": len(parameters), "invariant": 1, "zero1": 1, "fsdp": 0}
-    for rank in steps_in(traced.trace()).values():
-        for step in rank.values():
-            count = len(step.reductions)
-            assert count == counts[name] if name in counts else count > 1
-            sent = step.reductions.values()
-            held = [n for one in sent for n in one["args"]["parameters"]]
-            assert sorted(held) == (sorted(parameters) if count else [])
-            for number, one in step.reductions.items():
-                own = len(one["args"]["parameters"])
-                begins = f"all-reduce bucket {number} of {count} ("
-                assert one["name"].startswith(begins)
-                assert one["name"].endswith(f", {own} tensor{'s' * (own > 1)})")
-
-
-def test_only_what_was_held_back_begins_after_the_last_gradient(
-    runs: dict[str, Traced], shards: Path
-) -> None:
-    name = "ddp, buckets held back"
-    traced = runs.get(name) or traced_run(name, shards)
+def test_only_what_was_held_back_begins_after_the_last_gradient(shards: Path) -> None:
+    traced = traced_run("ddp, buckets held back", shards)
     for rank in steps_in(traced.trace()).values():
         for step in rank.values():
             assert step.last_gradient_ns is not None
@@ -147,23 +119,6 @@ def test_only_what_was_held_back_begins_after_the_last_gradient(
             assert all(b >= e for b, e in zip(begins[1:], ends, strict=False))
 
 
-def test_ranks_have_a_process_each_and_their_tracks_names(run: Named) -> None:
-    events = run[1].trace()["traceEvents"]
-    about = [event for event in events if event["ph"] == "M"]
-    named = [(e["name"], e["pid"], e["tid"], e["args"].get("name")) for e in about]
-    names = {pid: name for kind, pid, _, name in named if kind == "process_name"}
-    assert names == {0: "rank 0", 1: "rank 1"}
-    threads = {
-        tid: (pid, name) for kind, pid, tid, name in named if kind == "thread_name"
-    }
-    # a viewer may identify a thread by its id only
-    used = {(e["tid"], e["pid"]) for e in events if e["ph"] != "M"}
-    assert used == {(tid, pid) for tid, (pid, _) in threads.items()}
-    for rank in (0, 1):
-        own = [name for _, (pid, name) in sorted(threads.items()) if pid == rank]
-        assert own[:2] == [MAIN, "all-reduce"]
-
-
 OPS = {
     "forward": "aten::embedding",
     "backward": "aten::embedding_dense_backward",
@@ -171,8 +126,8 @@ OPS = {
 }
 
 
-def test_torchs_ops_lie_in_the_phases_that_call_them(run: Named, shards: Path) -> None:
-    trace = run[1].trace()
+def test_torchs_ops_lie_in_the_phases_that_call_them(shards: Path) -> None:
+    trace = traced_run("ddp", shards).trace()
     assert trace["otherData"]["ops_left_out"] == {"0": 0, "1": 0}
     events = [event for event in trace["traceEvents"] if event["ph"] == "X"]
     for rank, steps in steps_in(trace).items():
@@ -188,8 +143,8 @@ def test_torchs_ops_lie_in_the_phases_that_call_them(run: Named, shards: Path) -
     assert all(count > 0 for count in trace["otherData"]["ops_left_out"].values())
 
 
-def test_file_is_what_was_traced_and_repeats(run: Named, tmp_path: Path) -> None:
-    trace, path = run[1].trace(), tmp_path / "trace.json.gz"
+def test_file_is_what_was_traced_and_repeats(shards: Path, tmp_path: Path) -> None:
+    trace, path = traced_run("ddp", shards).trace(), tmp_path / "trace.json.gz"
     write_trace(path, trace)
     assert read_trace(path) == trace
     # viewers reject NaN

@@ -5,9 +5,9 @@ from typing import Any
 
 import draw_matrix as draw
 import pytest
+from zoo_digest import loss_curve
 
 from minitrain.core.files import read_json, write_json
-from minitrain.report.studied import loss_curve
 
 
 def zoo() -> dict[str, Any]:

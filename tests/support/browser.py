@@ -23,7 +23,7 @@ OPTIONS = [
     *("--disable-dev-shm-usage", "--disable-background-networking"),
     *("--disable-component-update", "--disable-sync", "--disable-crash-reporter"),
     *("--disable-extensions", "--no-first-run", "--hide-scrollbars"),
-    # root has none, nor has everybody on CI; what is opened here is our own
+    # unavailable for root and on some CI machines; only our own pages are opened
     "--no-sandbox",
 ]
 # an error that a page makes, by the event that reports it
@@ -42,13 +42,13 @@ class Visit:
         return self.browser.call(method, self.session, **params)
 
     def evaluate(self, script: str) -> Any:
-        """What an expression comes to in the page, by way of JSON."""
+        """Evaluate a JavaScript expression in the page; return it through JSON."""
         said = self.call("Runtime.evaluate", expression=script, returnByValue=True)
         assert "exceptionDetails" not in said, said["exceptionDetails"]
         return said["result"].get("value")
 
     def events(self, *methods: str) -> list[dict[str, Any]]:
-        """Its events of these kinds until now."""
+        """Return events of these kinds so far."""
         own = [e for e in self.browser.events if e.get("sessionId") == self.session]
         return [event for event in own if event["method"] in methods]
 
@@ -122,7 +122,7 @@ class Browser:
 
 @contextmanager
 def browser() -> Iterator[Browser]:
-    """Chromium with a folder of its own for all its files."""
+    """Run Chromium with a temporary folder for all its files."""
     # the path of a socket has at most 108 letters: a test's own folder is too deep
     own = TemporaryDirectory(dir="/tmp", ignore_cleanup_errors=True)
     with own as home, _running(Path(home)) as running:
@@ -163,7 +163,7 @@ def _running(home: Path) -> Iterator[Browser]:
             os.close(end)
         with suppress(psutil.TimeoutExpired):
             process.wait(LIMIT_S)
-        # whatever is left of its group
+        # remaining processes of its group
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()

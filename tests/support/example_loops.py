@@ -12,7 +12,7 @@ from mutated import Server, run_script
 from project import ROOT, environment
 from waiting import GENEROUS_S
 
-from minitrain.recording.format import OfRank
+from minitrain.recording.format import OfRank, read_recording
 
 # what torch imports as soon as there is an optimizer is slow, too
 MODULES = ("torch._dynamo", "minitrain")
@@ -23,7 +23,7 @@ LOOPS = {
     "with_fabric": ("lightning_fabric",),
     "with_trainer": ("transformers.trainer", "transformers.models.gpt2.modeling_gpt2"),
 }
-# the frameworks are no part of the environment that the tests themselves run in
+# the frameworks are installed in another environment than the tests
 PEERS = ROOT / ".venv-peers/bin/python"
 MINITRAIN = [Path(sys.executable).with_name("minitrain")]
 Run = Callable[..., str]
@@ -36,35 +36,14 @@ def python_of(name: str) -> Path:
     return Path(sys.executable) if plain else PEERS
 
 
-def variables_of(temporary: str, **variables: str) -> dict[str, str]:
-    # the hub of Hugging Face is for those who want a model of another's
-    own = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TMPDIR": temporary}
+def variables_of(temporary: str | Path, **variables: str) -> dict[str, str]:
+    # without it, transformers asks the hub of Hugging Face for files
+    own = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TMPDIR": str(temporary)}
     return environment(**own, **variables)
 
 
 def script_of(name: str) -> Path:
     return ROOT / f"examples/{name}.py"
-
-
-def run_as_users_do(name: str, world_size: int, folder: Path, *arguments: str) -> None:
-    """Record one run of examples/``name``.py into ``folder``: alone as a plain script,
-    else by torchrun.
-    """
-    command = [script_of(name), folder, *arguments]
-    if world_size > 1:
-        torchrun = ["-m", "torch.distributed.run", "--standalone"]
-        command[:0] = [*torchrun, f"--nproc-per-node={world_size}"]
-    # torchrun leaves a folder behind
-    with TemporaryDirectory() as temporary:
-        done = subprocess.run(
-            [python_of(name), *command],
-            cwd=folder.parent,
-            env=variables_of(temporary),
-            capture_output=True,
-            text=True,
-            timeout=240,
-        )
-    assert done.returncode == 0, done.stderr[-4000:]
 
 
 def torchrun(world_size: int, temporary: Path) -> list[str]:
@@ -73,35 +52,60 @@ def torchrun(world_size: int, temporary: Path) -> list[str]:
     return [*run, f"--nproc-per-node={world_size}"] if world_size > 1 else []
 
 
-def record(
-    folder: Path,
-    command: Sequence[str | Path],
-    temporary: Path,
-    options: Sequence[str] = (),
-    **variables: str,
+def run_command(
+    command: Sequence[str | Path], temporary: Path, given: str = "", **variables: str
 ) -> "subprocess.CompletedProcess[str]":
-    """Run a command under ``minitrain record``."""
+    """Run a command in the folder ``temporary`` with ``given`` as its input."""
     path = os.pathsep.join([str(ROOT / "examples"), str(ROOT)])
     return subprocess.run(
-        [*MINITRAIN, "record", *options, folder, "--", *command],
-        env=variables_of(str(temporary), PYTHONPATH=path, **variables),
+        command,
+        env=variables_of(temporary, **{"PYTHONPATH": path} | variables),
         cwd=temporary,
+        input=given,
         capture_output=True,
         text=True,
-        timeout=GENEROUS_S,
+        timeout=2 * GENEROUS_S,
         check=False,
     )
 
 
-def rows(of: OfRank) -> list[dict[str, object]]:
-    """What was recorded, without the losses, which no hook sees."""
+def run_as_users_do(name: str, world_size: int, folder: Path, *arguments: str) -> None:
+    """Record one run of examples/``name``.py into ``folder``: alone as a plain script,
+    else by torchrun.
+    """
+    # torchrun leaves a folder behind
+    with TemporaryDirectory() as temporary:
+        ranks = torchrun(world_size, Path(temporary))
+        command = [python_of(name), *ranks, script_of(name), folder, *arguments]
+        done = run_command(command, Path(temporary))
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+def record(
+    folder: Path, command: Sequence[str | Path], *options: str, given: str = ""
+) -> "subprocess.CompletedProcess[str]":
+    """Run a command under ``minitrain record``, in the folder around ``folder``."""
+    words = [*MINITRAIN, "record", *options, folder, "--", *command]
+    return run_command(words, folder.parent, given)
+
+
+def assert_equal_rows(a: Path, b: Path, world_size: int) -> None:
+    """Two recordings have equal rows but for the losses, which no hook sees."""
+    ours, theirs = read_recording(a), read_recording(b)
+    assert ours.world_size == theirs.world_size == world_size
+    for rank, of in ours.ranks.items():
+        assert _rows(theirs.ranks[rank]) == _rows(of)
+
+
+def _rows(of: OfRank) -> list[dict[str, object]]:
     steps = [{k: v for k, v in row.items() if k != "loss"} for row in of.steps.values()]
     return [of.header, *steps, of.end or {}]
 
 
 def loops_by_fork() -> Iterator[Run]:
-    """``run(name, world_size, folder, *arguments, **variables)`` records one run into
-    ``folder`` and returns what it printed. For a fixture of a module.
+    """``run(name, world_size, folder, *arguments, **variables)`` records one run of a
+    loop, or of a ``script`` with its imports, into ``folder`` and returns its output.
+    For a fixture of a module.
     """
 
     started: dict[str, Server] = {}
@@ -109,13 +113,18 @@ def loops_by_fork() -> Iterator[Run]:
     outside = gettempdir()
 
     def run(
-        name: str, world_size: int, folder: Path, *arguments: str, **variables: str
+        name: str,
+        world_size: int,
+        folder: Path,
+        *arguments: str,
+        script: Path | None = None,
+        **variables: str,
     ) -> str:
         if name not in started:
             modules = (*MODULES, *LOOPS[name])
             python = python_of(name)
             started[name] = Server((), python, modules, outside)
-        command = [script_of(name), folder, *arguments]
+        command = [script or script_of(name), folder, *arguments]
         with TemporaryDirectory() as temporary:
             own = variables_of(temporary, **variables)
             address = started[name].address

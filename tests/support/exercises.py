@@ -1,4 +1,4 @@
-"""The exercises of the course: what each changes, and what it promises of that."""
+"""Exercises of the course: the change of each, and its promised effects."""
 
 import re
 from collections.abc import Mapping
@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mutated import PREPARE
+from mutated import pipeline
 from pages import Block, blocks, edit, reruns, values
-from project import ROOT
+from project import ROOT, load_yaml
 from ruamel.yaml import YAML
 
 COURSE = ROOT / "docs/course"
@@ -38,7 +38,7 @@ class Exercise:
 
     @property
     def counts(self) -> bool:
-        """Whether it speaks of messages, which take a training of their own."""
+        """True if it mentions messages, which take a separate training to count."""
         return any(name.endswith("a step") for name in self.promises)
 
     def touches(self) -> set[str]:
@@ -52,12 +52,7 @@ class Exercise:
 
 def of_runs(folder: Path) -> list[list[str]]:
     """The stages from the text to the verdict, for the world sizes of ``folder``."""
-    params = YAML(typ="safe").load((folder / "params.yaml").read_text())
-    sizes = [str(size) for size in params["gloo"]["world_sizes"]]
-    train = [["train", "--backend", "gloo", "--world-size", size] for size in sizes]
-    replay = [["replay", "--world-size", size] for size in sizes]
-    verify = [["verify", "--backend", "gloo", "--world-size", size] for size in sizes]
-    return [*PREPARE, *train, *replay, *verify, ["equivalence"]]
+    return pipeline(*load_yaml(folder / "params.yaml")["gloo"]["world_sizes"])
 
 
 def read(path: Path) -> Exercise:

@@ -1,4 +1,4 @@
-"""Ranks that fail at step 2 as they are told, and the launchers that must say so.
+"""Ranks that fail at step 2 in a chosen way, and launchers that must report it.
 
     python -m faulty_rank HOW WORLD_SIZE LIMIT_S
 
@@ -53,7 +53,7 @@ def sum_of(size: int) -> None:
 
 
 def leave_when_told() -> None:
-    """As many a program does that has something to clean up."""
+    """Exit cleanly on SIGTERM, as programs with cleanup do."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     sleep_for_ever()
 

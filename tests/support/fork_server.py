@@ -32,7 +32,7 @@ SLOW_TO_IMPORT = [
 
 
 class Forked:
-    """What the launcher knows of a process: a part of subprocess.Popen."""
+    """The subset of subprocess.Popen that the launcher uses."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid

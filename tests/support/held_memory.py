@@ -1,4 +1,4 @@
-"""Shared memory that is somebody's: several tests run on a machine at a time."""
+"""Owners of shared memory: several tests run on a machine at a time."""
 
 import re
 from collections.abc import Callable
@@ -10,12 +10,12 @@ MAPPED = re.compile(rf"{FOLDER}/([^/\n]+?)(?: \(deleted\))?$", re.MULTILINE)
 
 
 def segments() -> set[str]:
-    """The names of all that there is."""
+    """Return the names of all segments."""
     return {path.name for path in FOLDER.iterdir()} if FOLDER.is_dir() else set()
 
 
 def held_by(whom: Callable[[int], bool]) -> set[str]:
-    """The names of those that a process has mapped of which ``whom`` says yes."""
+    """Return the names of segments mapped by a process for which ``whom`` is true."""
     found: set[str] = set()
     for folder in Path("/proc").glob("[0-9]*"):
         # it may have gone meanwhile

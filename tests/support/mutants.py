@@ -13,7 +13,7 @@ STAGE_FAULTS = "tests/project/test_stage_faults.py::"
 
 @dataclass(frozen=True)
 class Mutant:
-    """One fault; ``params`` are what it needs beside the small parameters.
+    """One fault; ``params`` are needed in addition to the small parameters.
 
     ``caught_by`` is a stage ("shard"), the equivalence stage and a rung that breaches
     there ("equivalence: witness_loss"), or a test ("tests/core/test_io.py::test_name").
@@ -27,7 +27,7 @@ class Mutant:
 
     @property
     def is_for_a_test(self) -> bool:
-        """Whether a named test must catch it; else the pipeline."""
+        """True if a named test must catch it, else the pipeline."""
         return self.caught_by.startswith("tests/")
 
 
@@ -39,7 +39,7 @@ def read_mutants(name: str) -> list[Mutant]:
     what catches it
     - a line to be replaced; several are consecutive in the file
     + a line in its place, if any
-    another file, with lines of its own, if any
+    another file, followed by its lines, if any
     = parameters that it needs, if any, as JSON
     """
     found = []

@@ -1,9 +1,8 @@
-"""A copy of the project, spoilt or not, through its stages or one of its tests; or a
-script of a user by several ranks.
+"""Run stages or a test of a copy of the project, or a user's script on several ranks.
 
-It is quick. A server has imported torch and what else is not ours. It forks a worker
-for each copy, which finds minitrain there, forks for every stage, and a stage's ranks
-are forks too. Nothing of the copy is replaced but torchrun, whose work the forks do.
+This is quick: a server has imported torch and other dependencies. It forks a worker
+per copy, which imports minitrain from there and forks for every stage; a stage's ranks
+are forks too. Only torchrun is replaced in the copy.
 """
 
 import atexit
@@ -31,7 +30,7 @@ from waiting import GENEROUS_S
 ADDRESS = "MINITRAIN_MUTATED"
 LIMIT_S = 100
 CRASH = 70
-# none of them ours: the copy's own minitrain is imported by its worker
+# not minitrain: a worker imports it from its copy
 SLOW_TO_IMPORT = [
     "cloudpickle",
     "pandas",
@@ -47,7 +46,7 @@ SLOW_TO_IMPORT = [
     "torch.distributed.optim",
     "tqdm",
 ]
-# what several stages import of the copy: once for all of them
+# imported once per copy for several stages
 OURS = [
     "minitrain.data.shards",
     "minitrain.proof.replay",
@@ -56,22 +55,32 @@ OURS = [
     "minitrain.report.breach",
     "minitrain.train.run",
 ]
-# of this process, for who looks what was left behind
+# children of this process that are no leftovers of a test
 servers: set[int] = set()
 PREPARE = [["corpus"], ["shard"]]
-TRAIN = [["train", "--backend", "gloo", "--world-size", str(w)] for w in (1, 2)]
-REPLAY = [["replay", "--world-size", str(w)] for w in (1, 2)]
-VERIFY = [["verify", "--backend", "gloo", "--world-size", str(w)] for w in (1, 2)]
-TRAIN_2, REPLAY_2, VERIFY_2 = TRAIN[1], REPLAY[1], VERIFY[1]
-JUDGE = [*REPLAY, *VERIFY, ["equivalence"]]
-PIPELINE = [*PREPARE, *TRAIN, *JUDGE]
-# where gloo.world_sizes is [2]
-PIPELINE_OF_2 = [*PREPARE, TRAIN_2, REPLAY_2, VERIFY_2, ["equivalence"]]
+EQUIVALENCE = ["equivalence"]
+
+
+def of_size(world_size: int) -> list[list[str]]:
+    """The stages of a run: train, replay, verify."""
+    size = ["--world-size", str(world_size)]
+    gloo = ["--backend", "gloo", *size]
+    return [["train", *gloo], ["replay", *size], ["verify", *gloo]]
+
+
+def pipeline(*world_sizes: int) -> list[list[str]]:
+    """The stages from the text to the verdict."""
+    by_stage = zip(*map(of_size, world_sizes), strict=True)
+    return [*PREPARE, *(s for stages in by_stage for s in stages), EQUIVALENCE]
+
+
+TRAIN_2, REPLAY_2, VERIFY_2 = of_size(2)
+PIPELINE = pipeline(1, 2)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Where it ended: the last stage (or test), its exit code, all that it printed."""
+    """The last stage (or test) that ran, its exit code, and all output."""
 
     place: str
     code: int
@@ -79,16 +88,16 @@ class Outcome:
 
     @property
     def line(self) -> str:
-        """The first that says why: a rank's before that of who waits for it."""
+        """The first line of error: a failed rank's comes before its launcher's."""
         lines = self.output.splitlines()
         return next((line for line in lines if line.startswith("error: ")), "")
 
 
 class Server:
-    """The process that forks workers. Tests of a copy find it by the environment.
+    """Process that forks workers. Tests of a copy find it by the environment.
 
-    ``prefix``: the command that starts it, where it is to be somewhere else.
-    ``modules``: what it has imported. ``inside``: where its socket's folder lies.
+    ``prefix`` is put before its command, ``modules`` are imported at its start, and
+    its socket is in a new folder in ``inside``.
     """
 
     def __init__(
@@ -154,7 +163,7 @@ def _ask(address: str, request: dict[str, Any]) -> Outcome:
     lines = answer.decode().splitlines()
     _wait_until_gone(int(lines[0]))
     if len(lines) < 2:
-        return Outcome("worker", CRASH, "it ended without a word, or took too long")
+        return Outcome("worker", CRASH, "no answer: it crashed, or took too long")
     return Outcome(**json.loads(lines[1]))
 
 
@@ -165,7 +174,7 @@ def _connect(ours: socket.socket, address: str) -> None:
             return ours.connect(address)
         except (FileNotFoundError, ConnectionRefusedError):
             # it still imports
-            assert time.monotonic() < deadline, "the server of mutants did not start"
+            assert time.monotonic() < deadline, "the server did not start"
             time.sleep(0.05)
 
 
@@ -182,7 +191,7 @@ def serve(address: str) -> None:
     import torch
 
     torch.set_num_threads(1)
-    # nobody waits for a worker but who asked for it
+    # no zombie processes: the client waits for its worker
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(address)
@@ -281,7 +290,7 @@ def _stages(stages: Sequence[Sequence[str]]) -> Outcome:
     # before others import it from there
     module.torchrun = _launch
     for name in OURS if len(stages) > 1 else ():
-        # what cannot be imported is said by the stage that does it again
+        # a failing import is reported by the stage that repeats it
         with contextlib.suppress(Exception):
             importlib.import_module(name)
     for name, *arguments in stages:

@@ -1,4 +1,4 @@
-"""What every error line has in common."""
+"""Properties of all error lines."""
 
 import re
 from collections.abc import Callable
@@ -10,8 +10,8 @@ from minitrain.core.errors import UserError
 
 
 def refusal(call: Callable[..., Any], *arguments: Any, **options: Any) -> str:
-    """The line with which ``call`` refuses these arguments as a user's mistake: one
-    that a terminal can hold.
+    """Return the line of the UserError that ``call`` raises for these arguments, after
+    checking that it is a single short line.
     """
     with pytest.raises(UserError) as raised:
         call(*arguments, **options)

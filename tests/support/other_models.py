@@ -1,5 +1,6 @@
-"""Models that are not ours, for ``model.factory``: each has what ours has not."""
+"""Models for ``model.factory``, each with a feature that the default model lacks."""
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,7 +9,7 @@ from torch import Tensor, nn
 
 
 class Bigrams(nn.Module):
-    """Predicts a token from the one before it; ``middle`` is what is special."""
+    """Bigram model with a special layer in the ``middle``."""
 
     def __init__(self, params: Any, vocab_size: int, middle: nn.Module) -> None:
         super().__init__()
@@ -23,55 +24,60 @@ class Bigrams(nn.Module):
         return SimpleNamespace(loss=nn.functional.cross_entropy(logits, targets))
 
 
-class OverTokens(nn.Module):
-    """A layer for (N, C) applied to (B, T, C)."""
+class Middle(nn.Module):
+    """A layer that is a function of itself and (B, T, C); ``parts`` are its modules,
+    parameters and buffers.
+    """
 
-    def __init__(self, layer: nn.Module) -> None:
+    def __init__(self, compute: Callable[[Any, Tensor], Tensor], **parts: Any) -> None:
         super().__init__()
-        self.layer = layer
+        self.compute = compute
+        for name, part in parts.items():
+            if type(part) is Tensor:
+                self.register_buffer(name, part)
+            else:
+                setattr(self, name, part)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return self.layer(hidden.flatten(0, 1)).view_as(hidden)
-
-
-class WithMask(nn.Module):
-    """A buffer that never changes."""
-
-    def __init__(self, n_embd: int) -> None:
-        super().__init__()
-        self.register_buffer("mask", torch.ones(n_embd))
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        return hidden * self.mask
-
-
-class Counting(nn.Module):
-    """A buffer that changes, and that nobody reads."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        if self.training:
-            self.seen += len(hidden)
-        return hidden
+        return self.compute(self, hidden)
 
 
 def batch_norm(params: Any, vocab_size: int) -> nn.Module:
-    return Bigrams(params, vocab_size, OverTokens(nn.BatchNorm1d(params.n_embd)))
+    def over_tokens(own: Any, hidden: Tensor) -> Tensor:
+        return own.layer(hidden.flatten(0, 1)).view_as(hidden)
+
+    layer = nn.BatchNorm1d(params.n_embd)
+    return Bigrams(params, vocab_size, Middle(over_tokens, layer=layer))
 
 
 def counting(params: Any, vocab_size: int) -> nn.Module:
-    return Bigrams(params, vocab_size, Counting())
+    """A buffer that changes, but is not read."""
+
+    def count(own: Any, hidden: Tensor) -> Tensor:
+        own.seen += len(hidden) * own.training
+        return hidden
+
+    seen = torch.zeros((), dtype=torch.int64)
+    return Bigrams(params, vocab_size, Middle(count, seen=seen))
+
+
+def with_mask(params: Any, vocab_size: int) -> nn.Module:
+    """A buffer that never changes."""
+    middle = Middle(
+        lambda own, hidden: hidden * own.mask, mask=torch.ones(params.n_embd)
+    )
+    return Bigrams(params, vocab_size, middle)
+
+
+def turning(params: Any, vocab_size: int) -> nn.Module:
+    """A complex weight."""
+    turn = nn.Parameter(torch.ones(params.n_embd, dtype=torch.complex64))
+    middle = Middle(lambda own, hidden: (hidden * own.turn).real, turn=turn)
+    return Bigrams(params, vocab_size, middle)
 
 
 def dropout(params: Any, vocab_size: int) -> nn.Module:
     return Bigrams(params, vocab_size, nn.Dropout(0.25))
-
-
-def with_mask(params: Any, vocab_size: int) -> nn.Module:
-    return Bigrams(params, vocab_size, WithMask(params.n_embd))
 
 
 def tied(params: Any, vocab_size: int) -> nn.Module:

@@ -1,4 +1,4 @@
-"""Pages of Markdown as tests read them: what is fenced, and what it asks to change."""
+"""Markdown pages: fenced blocks, and the changes that they ask for."""
 
 import re
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ def pages_of(*rooms: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Block:
-    """What stands between two fences: ``sh``, ``yaml``, ``diff``, ``python``, ..."""
+    """A fenced block: ``sh``, ``yaml``, ``diff``, ``python``, ..."""
 
     language: str
     text: str
@@ -35,18 +35,18 @@ class Block:
 
     @property
     def typed(self) -> list[str]:
-        """Its commands, or those that it shows with their output."""
+        """Commands of a ``sh`` block, or those shown with their output."""
         shown = re.findall(r"^\$ (.+)$", self.text, re.MULTILINE)
         return self.commands if self.language == "sh" else shown
 
 
 def blocks(text: str) -> list[Block]:
-    """All that is fenced in ``text``, in order."""
+    """Return the fenced blocks of ``text``, in order."""
     return [Block(*found) for found in FENCED.findall(text)]
 
 
 def without_fences(text: str) -> str:
-    """``text`` without what is fenced in it."""
+    """Return ``text`` without its fenced blocks."""
     return FENCED.sub("", text)
 
 
@@ -92,7 +92,7 @@ class Edit:
 
 
 def edit(block: Block) -> Edit:
-    """What a ``diff`` block does to one file, ``--- FILE``."""
+    """Return the edit of a ``diff`` block to one file, ``--- FILE``."""
     head, *lines = block.text.splitlines(keepends=True)
     old = "".join(line[1:] for line in lines if line[0] != "+")
     new = "".join(line[1:] for line in lines if line[0] != "-")
@@ -100,7 +100,7 @@ def edit(block: Block) -> Edit:
 
 
 def change(block: Block, folder: Path) -> None:
-    """Do in ``folder`` what a ``yaml`` or a ``diff`` block asks for."""
+    """Apply a ``yaml`` or ``diff`` block in ``folder``."""
     if block.language == "yaml":
         set_params(folder, values(block))
     else:

@@ -1,4 +1,4 @@
-"""A pickle that runs code when it is read."""
+"""Pickle that runs code when it is loaded."""
 
 import os
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class RunsCode:
-    """It would leave a folder at ``path`` behind."""
+    """Creates a folder at ``path`` when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -1,11 +1,11 @@
-"""A machine whose every coefficient is known, to be found again by those who fit."""
+"""A machine with known coefficients, for tests of fits."""
 
 from cost_model import Compute, Machine, Overheads, Step, predict
 from link_model import Line, Link, Network, Shaped
 from network_namespaces import BURST_BYTES
 from setting import NO_SYNC, Setting
 
-# a core as there are: 90 Gflop/s, and a bucket that costs what computing a layer does
+# a realistic core: 90 Gflop/s; a bucket costs as much as the backward of a layer
 MACHINE = Machine(
     cores=2,
     compute=Compute(
@@ -31,7 +31,7 @@ NETWORK = Network(
     Link((Line(0, 2e-4, 1.2e-9), Line(2**19, 5e-4, 7e-10))),
     Shaped(alpha=1e-4, frame_bytes=500, overhead=1.05, burst_bytes=BURST_BYTES),
 )
-# where and when studies say that it was measured, on an idle machine
+# origin of a measurement on an idle machine
 MEASURED = {
     "load": {"others_share": 0.01, "steal_share": 0.0},
     "measured_at": "2030-01-01T00:00:00+00:00",

@@ -1,4 +1,4 @@
-"""Ports for tests that need a number before anybody listens."""
+"""Free ports for tests that need a number in advance."""
 
 import socket
 

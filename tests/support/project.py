@@ -32,8 +32,8 @@ SMALL = {
 
 
 def copy_project(folder: Path, changes: dict[str, Any] | None = None) -> Path:
-    """The project's own files in ``folder``, as a git repository, small parameters
-    in the place of the user's.
+    """Copy the project's tracked files to ``folder`` as a git repository, with small
+    parameters.
     """
     listed = git(ROOT, "ls-files", "--cached", "--others", "--exclude-standard")
     for name in listed.splitlines():
@@ -48,8 +48,8 @@ def copy_project(folder: Path, changes: dict[str, Any] | None = None) -> Path:
 
 
 def make_run(address: str, folder: Path) -> None:
-    """Make a copy of the project whose runs of one and two processes are equal, by the
-    server of mutated.py at ``address``: a mutant meets what the healthy project made.
+    """Run the pipeline in a copy of the project with the server of mutated.py at
+    ``address``. A mutant gets the outputs of the healthy project.
     """
     copy_project(folder, {"corpus.num_sentences": 40, "train.num_steps": 6})
     if MADE in os.environ:
@@ -59,6 +59,11 @@ def make_run(address: str, folder: Path) -> None:
         return
     outcome = run_stages(address, folder, [*PIPELINE, ["timing"]])
     assert outcome.code == 0, outcome.output
+
+
+def load_yaml(path: Path) -> Any:
+    """Return the content of a YAML file."""
+    return YAML(typ="safe").load(path.read_text(encoding="utf-8"))
 
 
 def set_params(folder: Path, changes: dict[str, Any]) -> None:
@@ -79,8 +84,8 @@ MAKES = {"MAKEFLAGS", "MAKELEVEL", "MFLAGS"}
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """This process's environment with its own Python first on the path, and without
-    what the make that runs the tests would tell another.
+    """Return this process's environment with its Python first on the path, without
+    variables of a make that runs the tests.
     """
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     own = {name: value for name, value in os.environ.items() if name not in MAKES}
@@ -88,13 +93,20 @@ def environment(**variables: str) -> dict[str, str]:
 
 
 def run_in(
-    folder: Path, *command: str | Path, timeout_s: float = GENEROUS_S, **variables: str
+    folder: Path,
+    *command: str | Path,
+    timeout_s: float = GENEROUS_S,
+    given: str = "",
+    **variables: str,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command in ``folder``, with these environment variables."""
+    """Run a command in ``folder``, with ``given`` as its input and these environment
+    variables.
+    """
     return subprocess.run(
         command,
         cwd=folder,
         env=environment(**variables),
+        input=given,
         capture_output=True,
         text=True,
         timeout=timeout_s,
@@ -116,19 +128,11 @@ def write_script(path: Path, lines: str) -> None:
 
 
 def git(folder: Path, *arguments: str) -> str:
-    """What ``git ...`` prints in ``folder``; somebody commits."""
+    """Return the output of ``git ...`` in ``folder``, with a made-up author."""
     somebody = ("-c", "user.name=Somebody", "-c", "user.email=somebody@example.org")
     done = run_in(folder, "git", *somebody, *arguments)
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-def run_stage(
-    folder: Path, *arguments: str, **variables: str
-) -> subprocess.CompletedProcess[str]:
-    """Run ``python -m stages.NAME ...`` in a copy of the project."""
-    name, *rest = arguments
-    return run_python("-m", f"stages.{name}", *rest, folder=folder, **variables)
 
 
 def start_dvc(folder: Path, *arguments: str) -> subprocess.Popen[str]:

@@ -38,7 +38,7 @@ Hooked = torch.futures.Future[Tensor]
 
 @dataclass(frozen=True)
 class Setting:
-    """What a clean run may be; the defaults are those of the runs with a bug."""
+    """Options of a clean run; runs with a bug use the defaults."""
 
     seed: int = 0
     steps: int = STEPS
@@ -166,7 +166,7 @@ def loss(found: Tensor, targets: Tensor, bug: str, world_size: int) -> Tensor:
 
 
 def clip(model: nn.Module, bug: str, setting: Setting) -> None:
-    """The norm of the gradients; of those of all, if it is right."""
+    """Clip by the norm of all gradients, or with the bug by another limit per rank."""
     limit = setting.clip
     if bug == "clipped_by_own_norm":
         # as where each holds the norm of what it has
@@ -243,8 +243,8 @@ def averaged_twice(state: list[int], bucket: GradBucket) -> Hooked:
 
 
 def lose(state: list[int], bucket: GradBucket, to_one: bool) -> Hooked:
-    """At one step in a hundred, here at LATER, the part of a rank does not come, or the
-    others' does not come to this rank alone.
+    """At step LATER, the gradients of one rank are lost, or the sum does not reach that
+    rank.
     """
     lost = state[0] == LATER and dist.get_rank() == VICTIM
     state[0] += 1

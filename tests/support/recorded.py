@@ -1,5 +1,5 @@
-"""A small data-parallel training in one process that leaves a recording, with plans to
-spoil it: the rows are those of a true run, and what a plan alters is known.
+"""Recordings of a small data-parallel training simulated in one process, with plans
+that inject known differences.
 """
 
 import json
@@ -46,7 +46,7 @@ class Model(nn.Module):
 
 
 class Normalized(nn.Module):
-    """With batch norm: what a rank computes depends on the samples beside it."""
+    """Model with batch norm, whose output depends on the whole batch of a rank."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,12 +59,12 @@ class Normalized(nn.Module):
 
 
 def mean(own: Sequence[Tensors], rank: int, step: int) -> Tensors:
-    """What data parallelism makes of the ranks' own gradients."""
+    """Return the mean of the ranks' own gradients."""
     return {name: sum(one[name] for one in own) / len(own) for name in own[0]}  # type: ignore
 
 
 def dealt(step: int, world_size: int, order: Tensor) -> list[Tensor]:
-    """Which samples each rank reads: every W-th of the batch."""
+    """Return the samples of each rank: every W-th of the batch."""
     start = step * BATCH % NUM_SAMPLES
     batch = order[start : start + BATCH]
     return [batch[rank::world_size] for rank in range(world_size)]
@@ -72,7 +72,7 @@ def dealt(step: int, world_size: int, order: Tensor) -> list[Tensor]:
 
 @dataclass
 class Plan:
-    """A training; the defaults are a sound one."""
+    """A training; the defaults are correct."""
 
     world_size: int = 1
     steps: int = 24
@@ -83,7 +83,7 @@ class Plan:
     lr: Callable[[int], float] = lambda step: 1e-3
     deal: Callable[[int, int, Tensor], list[Tensor]] = dealt
     reduce: Callable[[Sequence[Tensors], int, int], Tensors] = mean
-    # what is called with the models and optimizers before the first step, and each step
+    # called with models and optimizers before the first step, and around each step
     begin: Callable[[list[nn.Module], list[Optimizer]], None] = lambda m, o: None
     early: Callable[[int, list[nn.Module], list[Optimizer]], None] = lambda s, m, o: (
         None
@@ -216,13 +216,13 @@ def _row(
 
 
 def rows_of(folder: Path, rank: int = 0) -> list[dict[str, Any]]:
-    """All lines of a rank."""
+    """Return all lines of a rank."""
     lines = (folder / f"rank-{rank}.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines]
 
 
 def write(folder: Path, rows: list[dict[str, Any]], rank: int = 0) -> None:
-    """Other lines for a rank."""
+    """Replace the lines of a rank."""
     text = "".join(json.dumps(row) + "\n" for row in rows)
     (folder / f"rank-{rank}.jsonl").write_text(text)
 
@@ -233,7 +233,7 @@ def alter(
     change: Callable[[dict[str, Any]], Any],
     at: int | None = None,
 ) -> None:
-    """Change each step of a rank, or the one."""
+    """Change each step of a rank, or the step ``at``."""
     rows = rows_of(folder, rank)
     for row in rows:
         if row["kind"] == "step" and at in (None, row["step"]):

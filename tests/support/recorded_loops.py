@@ -1,4 +1,4 @@
-"""Loops as users have them, small enough to be recorded in a test."""
+"""Small training loops as users write them, for recordings in tests."""
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -17,7 +17,7 @@ NUM_STEPS = 8
 
 
 class Net(nn.Module):
-    """With what depends on more than its samples: dropout and batch norm."""
+    """Model with dropout and batch norm."""
 
     def __init__(self, dropout: float = 0.1) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ def loss_of(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def steps_of(folder: Path, rank: int = 0, optimizer: int = 0) -> list[Row]:
-    """What a rank recorded of each step of an optimizer."""
+    """Return the recorded steps of a rank and an optimizer."""
     steps = read_recording(folder).ranks[rank].steps
     return [row for (number, _), row in steps.items() if number == optimizer]
 

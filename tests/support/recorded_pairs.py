@@ -22,7 +22,7 @@ Loop = Callable[[Path, int, int], None]
 
 
 class Reader(nn.Module):
-    """Guesses words; its loss is computed by the loop, or by itself."""
+    """Predicts words; the loss is computed by the loop, or in the model."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ def accumulated(
 def divided(
     folder: Path, rank: int, world_size: int, *, is_divided: bool, loses: bool
 ) -> None:
-    """AdamW, whose state may be divided over the ranks; rank 1 ``loses`` a part."""
+    """Train with AdamW, optionally with sharded state; rank 1 ``loses`` some."""
     model = wrapped(Reader(), world_size)
     optimizer: Optimizer = AdamW(model.parameters(), lr=0.01)
     if is_divided:
@@ -104,8 +104,8 @@ def divided(
 
 
 def contrastive(folder: Path, rank: int, world_size: int, *, gathers: str) -> None:
-    """Pairs of views, each held to the others of its rank, or of all ranks (``with`` or
-    ``without`` their gradients).
+    """Train on pairs of views, contrasted within a rank or with those of all ranks
+    (``with`` or ``without`` their gradients).
     """
     torch.manual_seed(4)
     model = wrapped(nn.Linear(6, 5), world_size)
@@ -123,7 +123,7 @@ def contrastive(folder: Path, rank: int, world_size: int, *, gathers: str) -> No
 
 
 def without_gradients(view: Tensor) -> list[Tensor]:
-    """Only the own part keeps its gradient."""
+    """Gather views; only the rank's own keep their gradient."""
     found = [torch.empty_like(view) for _ in range(dist.get_world_size())]
     dist.all_gather(found, view.detach().contiguous())
     found[dist.get_rank()] = view
@@ -131,7 +131,7 @@ def without_gradients(view: Tensor) -> list[Tensor]:
 
 
 def reading(folder: Path, rank: int, world_size: int, *, fault: str) -> None:
-    """Words that the model gets with their labels, or a fault in how it is set up."""
+    """Train a model that computes its loss, optionally with a fault in its setup."""
     inner = Reader()
     if fault != "never tied":
         inner.out.weight = inner.embed.weight
@@ -158,7 +158,7 @@ def reading(folder: Path, rank: int, world_size: int, *, fault: str) -> None:
 
 
 def some_parts(folder: Path, rank: int, world_size: int, *, lack: bool) -> None:
-    """Rank 0 alone uses a part of the model; gradients are reduced by hand."""
+    """Only rank 0 uses all layers; gradients are reduced explicitly."""
     torch.manual_seed(5)
     model = nn.ModuleList([nn.Linear(6, 6), nn.Linear(6, 6)])
     model.forward = lambda x, parts: sum(model[n](x) for n in parts)  # type: ignore

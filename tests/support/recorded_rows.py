@@ -1,4 +1,4 @@
-"""Rows of a recording as ranks would write them, made of random tensors."""
+"""Rows of a recording, made from random tensors."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -16,13 +16,13 @@ Tensors = dict[str, Tensor]
 
 
 def random_tensors(seed: int) -> Tensors:
-    """Of the shapes of the model."""
+    """Return random tensors with the shapes of the model."""
     made = torch.Generator().manual_seed(seed)
     return {name: torch.randn(size, generator=made) for name, size in SHAPES.items()}
 
 
 def mean(many: Sequence[Tensors]) -> Tensors:
-    """What data parallelism makes of the ranks' gradients."""
+    """Return the mean of the ranks' gradients."""
     return {name: sum(one[name] for one in many) / len(many) for name in SHAPES}
 
 
@@ -56,7 +56,7 @@ def with_changes(row: Row, rank: int, changes: Mapping[str, Any]) -> Row:
     }
 
 
-# what a step of a right run has of what few tests change
+# fields of a correct step that few tests change
 PLAIN: Row = {
     "kind": "step",
     "optimizer": 0,

@@ -1,4 +1,4 @@
-"""Samples and batches made of given texts, for tests of what comes after the corpus."""
+"""Samples and batches of given texts."""
 
 from pathlib import Path
 

@@ -1,7 +1,7 @@
-"""A Slurm of two virtual nodes on this host, in a folder of its own.
+"""Slurm with two virtual nodes on this host, in a separate folder.
 
-Its daemons run under one process, which adopts what they leave and ends all of it as
-soon as the test that started it is done, or gone: ``two_nodes`` starts it so.
+The daemons run under one process, which adopts orphans and ends all of them when the
+test that started it (``two_nodes``) finishes or dies.
 """
 
 import ctypes
@@ -25,7 +25,7 @@ from waiting import GENEROUS_S, wait_for
 
 START_S = 120.0
 ASK_S = 120.0
-# ranks that are told to end remove their folder
+# ranks remove their folder on SIGTERM
 GRACE_S = 5.0
 PR_SET_CHILD_SUBREAPER = 36
 NODES = ("n1", "n2")
@@ -33,8 +33,8 @@ NODES = ("n1", "n2")
 PATH = f"{os.environ['PATH']}{os.pathsep}/usr/sbin{os.pathsep}/sbin"
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
 ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL"}
-# no files of the system's Slurm, no cgroups, no accounting; nodes have two CPUs
-# whatever this host has, start jobs within a second and listen on loopback
+# no files of the system's Slurm, no cgroups, no accounting; nodes have two CPUs on any
+# host, start jobs within a second and listen on loopback
 CONFIG = """\
 ClusterName=tests
 SlurmctldHost={host}(127.0.0.1)
@@ -62,7 +62,7 @@ PARTITION = "PartitionName=all Nodes=ALL Default=YES MaxTime=60\n"
 
 
 def missing() -> list[str]:
-    """The programs of Slurm that this host lacks."""
+    """Return the programs of Slurm that are not installed."""
     return [name for name in PROGRAMS if shutil.which(name, path=PATH) is None]
 
 
@@ -75,15 +75,15 @@ def environment_of(folder: Path) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Slurm:
-    """What runs in ``folder`` under the process ``keeper``; ``tmp`` in it is the TMPDIR
-    of jobs.
+    """Running Slurm in ``folder`` under the process ``keeper``; ``folder``/tmp is the
+    TMPDIR of jobs.
     """
 
     folder: Path
     keeper: int
 
     def strays(self) -> list[str]:
-        """What runs beside the daemons: nothing, once jobs have ended."""
+        """Return processes other than the daemons: none once jobs have ended."""
         known = ("munged", "slurmctld", "slurmd", "slurmscriptd", "slurmstepd")
         found = []
         for one in psutil.Process(self.keeper).children(recursive=True):
@@ -95,7 +95,7 @@ class Slurm:
         return found
 
     def ask(self, *command: str, cwd: Path | None = None) -> str:
-        """What a command of Slurm prints."""
+        """Return the output of a Slurm command."""
         done = subprocess.run(
             command,
             cwd=cwd,
@@ -127,29 +127,29 @@ class Job:
         return self.output.read_text() if self.output.exists() else ""
 
     def show(self, key: str) -> str:
-        """What ``scontrol show job`` says of ``key``."""
+        """Return the value of ``key`` in ``scontrol show job``."""
         shown = self.slurm.ask("scontrol", "show", "job", "--oneliner", self.number)
         (value,) = re.findall(rf"(?:^| ){key}=(\S*)", shown)
         return value
 
     def signal(self, name: str, *options: str) -> None:
-        """To the script of the job, or as ``options`` of scancel say."""
+        """Send a signal by scancel with these ``options``."""
         self.slurm.ask("scancel", f"--signal={name}", *options)
 
     def wait(self, within_s: float = 240) -> tuple[str, int]:
-        """Its state once it has ended, and the exit code of its script."""
+        """Wait for its end, and return its state and the exit code of its script."""
         self.wait_for(ENDED, within_s)
         return self.show("JobState"), int(self.show("ExitCode").split(":")[0])
 
     def wait_for(self, states: set[str], within_s: float = 60) -> None:
-        """Until it is in one of ``states``."""
+        """Wait until it is in one of ``states``."""
         deadline = time.monotonic() + within_s
         while (state := self.show("JobState")) not in states:
             assert time.monotonic() < deadline, f"{state}:\n{self.said}"
             time.sleep(0.2)
 
     def start_soon(self) -> None:
-        """And not two minutes after it was put back in the queue."""
+        """Start within seconds instead of two minutes after a requeue."""
         # nodes refuse what was signed in the second in which the job ended there
         when = "StartTime=now+2"
         self.slurm.ask("scontrol", "update", f"JobId={self.number}", when)
@@ -193,7 +193,7 @@ def _wait_until_idle(folder: Path) -> None:
 
 
 def write_config(folder: Path) -> None:
-    """slurm.conf for two nodes, and what they need beside it."""
+    """Write slurm.conf for two nodes, their folders and the munge key."""
     host = socket.gethostname().partition(".")[0]
     ports: set[int] = set()
     while len(ports) < 1 + len(NODES):
@@ -208,7 +208,7 @@ def write_config(folder: Path) -> None:
     said = subprocess.run(
         ["slurmd", "-V"], env={"PATH": PATH}, capture_output=True, text=True
     ).stdout
-    # later ones stop where they may not make cgroups; earlier ones do not know the word
+    # from 23.02 on needed without cgroups; unknown to earlier versions
     if [int(n) for n in re.findall(r"\d+", said)] >= [23, 2]:
         (folder / "cgroup.conf").write_text("CgroupPlugin=disabled\n")
     key = folder / "munge.key"
@@ -217,12 +217,12 @@ def write_config(folder: Path) -> None:
 
 
 def daemons(folder: Path) -> list[list[str]]:
-    """What is started, in this order."""
+    """Return the commands of the daemons, in order of start."""
     files = {"socket": "socket", "pid-file": "pid", "log-file": "log"}
     of_munge = [f"--{o}={folder}/munge.{f}" for o, f in files.items()]
     of_munge += [f"--key-file={folder}/munge.key", f"--seed-file={folder}/munge.seed"]
     return [
-        # --force: of folders that others may not enter it has something to say
+        # --force: it rejects folders that other users cannot enter
         ["munged", "--foreground", "--force", *of_munge],
         ["slurmctld", "-D", "-i"],
         *(["slurmd", "-D", "-N", name] for name in NODES),
@@ -246,7 +246,7 @@ def keep(folder: Path) -> None:
 
 
 def end_all() -> None:
-    """Tell all descendants of this process to end; kill those that do not."""
+    """Send SIGTERM to all descendants of this process, then SIGKILL."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         # a step that is killed leaves children, which come here
         while left := psutil.Process().children(recursive=True):

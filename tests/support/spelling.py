@@ -1,4 +1,4 @@
-"""Regular forms of English verbs, American usage, to hold the verb table against."""
+"""Regular forms of English verbs (American usage), to compare the verb table with."""
 
 import re
 

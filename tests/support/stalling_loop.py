@@ -1,4 +1,4 @@
-"""A loop of two ranks in which step 12 stalls for a while, as KIND says.
+"""A loop of two ranks in which step 12 stalls for a while; KIND selects how.
 
 torchrun --nproc-per-node 2 tests/support/stalling_loop.py KIND FOLDER
 """
@@ -57,7 +57,7 @@ with minitrain.record(model, optimizer, FOLDER, timeout_s=TIMEOUT_S):
         loss.backward()
         if step == 12:
             if KIND == "deadlock":
-                # each waits for the other in a group of its own
+                # each waits for the other, in separate groups
                 with suppress(RuntimeError):
                     dist.all_reduce(torch.ones(1), group=groups[rank])
             stall("disk")

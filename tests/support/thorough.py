@@ -1,4 +1,4 @@
-"""Cases of a test that the suite leaves to ``make thorough``."""
+"""Cases of a test that only ``make thorough`` runs."""
 
 from collections.abc import Iterable
 from typing import Any

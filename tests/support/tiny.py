@@ -1,4 +1,4 @@
-"""A training run small enough for a test, whole or with a fault injected in it."""
+"""A small training run, optionally with an injected fault."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -61,7 +61,7 @@ def tiny_shards(folder: Path, *world_sizes: int) -> Path:
 
 
 def tiny_config(params: Params, shards: Path, world_size: int) -> RunConfig:
-    """What ``params`` describe; every step is recorded."""
+    """Return the run described by ``params``, with every step recorded."""
     folder = shards / f"world-{world_size}"
     return replace(config_of(params, folder, world_size), hash_every=1)
 

@@ -1,4 +1,4 @@
-"""Waiting in tests: for something to appear, never for ever."""
+"""Waiting in tests, with a time limit."""
 
 import time
 from collections.abc import Callable
@@ -14,7 +14,7 @@ GENEROUS_S = 120
 
 
 def wait_for(look: Callable[[], list[T]], count: int) -> list[T]:
-    """What ``look`` finds as soon as there are ``count`` of them."""
+    """Return the result of ``look`` once it has ``count`` items."""
     deadline = time.monotonic() + GENEROUS_S
     while time.monotonic() < deadline:
         found = look()
@@ -25,7 +25,7 @@ def wait_for(look: Callable[[], list[T]], count: int) -> list[T]:
 
 
 def ended(process: psutil.Process, within_s: float = GENEROUS_S) -> bool:
-    """Whether it is gone, or dead and waits for its burial, within ``within_s``."""
+    """Return true if the process exits, or is a zombie, within ``within_s``."""
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
         with suppress(psutil.NoSuchProcess):

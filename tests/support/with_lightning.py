@@ -22,7 +22,7 @@ world_size = int(os.environ.get("WORLD_SIZE", 1))
 
 
 class Trained(lightning.LightningModule):
-    """The model is part of the module, which has a forward pass of its own."""
+    """Module that contains the model and has its own forward pass."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,23 +1,35 @@
-"""Arguments of the command line: what is wrong with them is one line."""
+"""Elements that all commands share: their result and their argument parser."""
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from minitrain.core.errors import UserError, did_you_mean
 
 
+@dataclass(frozen=True)
+class Answer:
+    """Result of a command: ``ok`` sets the exit code, ``facts`` are printed as JSON,
+    ``text`` on a terminal.
+    """
+
+    ok: bool
+    facts: dict[str, Any]
+    text: str
+
+
 class Parser(argparse.ArgumentParser):
-    """Raises UserError, with the nearest of what is allowed, where argparse would print
-    two lines or more and exit.
+    """Argument parser that raises a one-line UserError, with the nearest allowed name,
+    where argparse prints its usage and exits.
     """
 
     def error(self, message: str) -> NoReturn:
-        """Refuse what is missing, or of no use."""
+        """Raise UserError for a missing or invalid argument."""
         raise UserError(f"{self.prog}: {message}; see {self.prog} --help")
 
     def refuse(self, unknown: Sequence[str]) -> NoReturn:
-        """Refuse arguments that nobody took: the first option, as others follow it."""
+        """Raise UserError for unknown arguments: the first option, if there is one."""
         options = [one for one in unknown if one.startswith("-")]
         if not options:
             self.error(f"{unknown[0]!r} is one argument too many")
@@ -34,10 +46,3 @@ class Parser(argparse.ArgumentParser):
         raise UserError(
             f"{name} = {value!r}: must be one of {', '.join(allowed)}{near}"
         )
-
-
-class Names(tuple[str, ...]):
-    """Choices that are not all: ``package.module:Class`` is one, too."""
-
-    def __contains__(self, value: object) -> bool:
-        return ":" in str(value) or super().__contains__(value)

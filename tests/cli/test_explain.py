@@ -1,10 +1,10 @@
-"""The walk: every number in it worked out again, by hand where that is short."""
+"""The walk of `minitrain explain`: its numbers, computed by hand."""
 
 from itertools import chain
 
 import pytest
 
-from minitrain.cli.walk import walk
+from minitrain.cli.explain import walk
 
 
 def test_numbers_by_hand() -> None:

@@ -1,17 +1,19 @@
-"""The result in five lines for a terminal, generated from published files."""
+"""The result in short, from published files: README's table, and five lines."""
 
 import textwrap
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from markupsafe import Markup
 
 from minitrain.analysis.comparison import SpeedVerdict
+from minitrain.core.arms import baseline_arms
 from minitrain.core.files import read_csv, read_json, reading
-from minitrain.report.facts import COMPUTE, most_apart, shares_of
-from minitrain.report.render import sentence
+from minitrain.report.facts import COMPUTE, most_apart, shares_of, strategy_name
+from minitrain.report.render import markdown, sentence
 
-# of a terminal, in columns
+# columns of a terminal
 WIDTH = 80
 
 
@@ -32,7 +34,7 @@ def summary_lines(metrics: Path) -> tuple[bool, list[str]]:
     timing = read_json(metrics / "timing.json", run)[run]
     with reading(metrics / "timing.json"):
         # raises KeyError for a file of an earlier version
-        timing["account"]["step_ms"]
+        timing["account"]["step_ms"], timing["num_hosts"], timing["machine_busy"]
     losses = read_csv(metrics / "losses.csv", "run", "step", "loss")
     found = {
         "Bits": _bits(run, manifest["verdicts"]),
@@ -64,10 +66,10 @@ def _speed(run: str, manifest: dict[str, Any]) -> str:
 
 
 def _time(run: str, timing: dict[str, Any]) -> str:
-    account, hosts = timing["account"], timing.get("num_hosts", 1)
+    account, hosts = timing["account"], timing["num_hosts"]
     shares = shares_of(account) if account["step_ms"] is not None else {}
     compute = sum(shares.get(part, 0) for part in COMPUTE)
-    busy = timing.get("machine_busy")
+    busy = timing["machine_busy"]
     return sentence("time_line", run, hosts, busy, account, shares, compute)
 
 
@@ -75,3 +77,19 @@ def _loss(curves: pd.DataFrame, run: str) -> str:
     first, last = curves[run].iloc[[0, -1]]
     apart = most_apart(curves.dropna()) if len(curves.columns) > 1 else None
     return sentence("loss_line", first, last, apart)
+
+
+def result_block(metrics: Path) -> Markup:
+    """Return the table and its caption, from JSON files and scaling.csv."""
+    manifest = read_json(metrics / "manifest.json", "sync", "world_size")
+    scaling = read_csv(metrics / "scaling.csv", "arm", "processes")
+    return markdown(
+        "result.md",
+        scaling=scaling.to_dict("records"),
+        arms={arm.name: arm for arm in baseline_arms(scaling["processes"])},
+        strategy=strategy_name(manifest["sync"]),
+        made=manifest,
+        timing=read_json(metrics / "timing.json"),
+        equivalence=read_json(metrics / "equivalence.json"),
+        largest=f"gloo-{manifest['world_size']}",
+    )

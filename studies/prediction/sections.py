@@ -1,16 +1,90 @@
-"""Sections of table.md: crossovers, and the claims about them."""
+"""Sections of table.md, and titles: the verdict on the model, all-reduces, crossovers
+and the claims about them. Nothing is judged on a busy machine.
+"""
 
 import math
 from collections.abc import Iterator
 from typing import Any
 
-from held_out import LEAST_COUNT, LEAST_PAIRS
+import pandas as pd
+from held_out import LEAST_COUNT, LEAST_PAIRS, Errors, errors
 
+from minitrain.analysis.busy import why_busy
 from minitrain.report.numbers import percent, plural
 
+# required accuracy of a link, from this size on
+LARGE_BYTES, WITHIN = 1e6, 0.10
 UNITS = {"batch": " samples", "width": "", "mbit": " Mbit/s"}
 ONES = {"processes": "several processes", "compression": "float16"}
 OTHERS = {"processes": "one", "compression": "float32"}
+
+
+def errors_of(rows: pd.DataFrame) -> Errors:
+    return errors(list(rows["predicted_ms"]), list(rows["measured_ms"]))
+
+
+def busy_meanwhile(origin: dict[str, Any]) -> str | None:
+    # no spread: variation within an arm is already in the medians
+    return why_busy(origin["load"], 0.0)
+
+
+def verdict(found: Errors, busy: str | None) -> str:
+    said = f"The model is {'' if found.is_believed else 'not '}believed"
+    if busy:
+        said = f"The model is not judged, since the machine was busy ({busy})"
+    return (
+        f"{said}: over {plural(found.count, 'setting')} that it was not "
+        f"fitted on, the median error is {percent(found.median)} (wanted: at most 8 %) "
+        f"and the 95 % quantile {percent(found.p95)} (at most 20 %)."
+    )
+
+
+def title(found: Errors, busy: str | None) -> str:
+    what = f"Steps of {plural(found.count, 'setting')} never fitted"
+    if busy:
+        return f"{what}: not judged, since the machine was busy ({busy})"
+    return (
+        f"{what}: median error {percent(found.median)}, 95 % of them within "
+        f"{percent(found.p95)}"
+    )
+
+
+def all_reduces(
+    reductions: pd.DataFrame, found: dict[str, Any], busy: str | None
+) -> Iterator[str]:
+    for number, line in enumerate(found["network"]["loopback"]["lines"]):
+        begin = f"from {line['from_bytes']:,.0f} bytes on, " if number else ""
+        per_message = f"{1e6 * line['alpha']:.0f} µs a message"
+        yield f"- loopback: {begin}{per_message}, {1e9 * line['beta']:.2f} ns a byte."
+    cables = reductions[reductions["link"] != "loopback"]
+    large = cables[cables["num_bytes"] >= LARGE_BYTES]
+    if len(large):
+        worst = float(large["error"].abs().max())
+        verdict = "holds" if worst <= WITHIN else "does not hold"
+        verdict = "is not judged" if busy else verdict
+        yield (
+            f"- Cables: within 10 % for all-reduces of 1 MB and more {verdict}: the "
+            f"worst of {len(large)} is {percent(worst)} off."
+        )
+    yield ""
+    yield "| link | processes | bytes | role | predicted | measured | error |"
+    yield "|---|---:|---:|---|---:|---:|---:|"
+    for row in reductions.to_dict("records"):
+        times = [f"{row[f'{k}_us'] / 1e3:.2f} ms" for k in ("predicted", "measured")]
+        yield (
+            f"| {row['link']} | {row['processes']} | {row['num_bytes']:,} | "
+            f"{row['role']} | {' | '.join(times)} | {100 * row['error']:+.0f} % |"
+        )
+
+
+def coefficients(found: dict[str, Any]) -> Iterator[str]:
+    yield "Seconds, but for factors; 5-95 % bootstrap intervals over the rounds."
+    yield ""
+    yield "| coefficient | value | interval |"
+    yield "|---|---:|---:|"
+    for name, one in found.items():
+        interval = f"{one['low']:.3g} to {one['high']:.3g}"
+        yield f"| `{name}` | {one['value']:.3g} | {interval} |"
 
 
 def questions(answers: list[dict[str, Any]]) -> Iterator[str]:

@@ -1,1 +1,0 @@
-"""Probes of `minitrain doctor`: the machine, and the collectives of its torch."""

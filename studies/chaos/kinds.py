@@ -1,0 +1,27 @@
+"""Names of the kinds of faults, for the chart."""
+
+SHOWN = {
+    "kill_random": "SIGKILL: any process",
+    "kill_dvc": "SIGKILL: DVC",
+    "kill_stage": "SIGKILL: stage",
+    "kill_rank": "SIGKILL: one rank",
+    "kill_tree": "SIGKILL: all processes",
+    "stop_rank": "SIGSTOP: one rank",
+    "term_dvc": "SIGTERM: DVC",
+    "term_stage": "SIGTERM: stage",
+    "hup_group": "terminal closed (SIGHUP)",
+    "int_group": "Ctrl-C (SIGINT)",
+    "int_dvc": "SIGINT: DVC only",
+    "truncate": "checkpoint truncated",
+    "flip": "checkpoint: one bit changed",
+    "delete": "checkpoint: file deleted",
+    "swap": "checkpoint: files swapped",
+    "disk_checkpoint": "disk full: checkpoint",
+    "disk_outputs": "disk full: outputs",
+    "disk_cache": "disk full: DVC cache",
+    "port": "port already in use",
+    "shard": "shard damaged",
+    "corpus": "corpus damaged",
+    "clock": "clocks shifted",
+    "two": "two faults at once",
+}
