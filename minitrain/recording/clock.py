@@ -151,9 +151,11 @@ class RecordingClock:
 
     def close(self) -> None:
         """Write what is left, and close the file."""
-        if self._on_gpu and self._unread:
-            torch.cuda.synchronize()
-        self._write()
+        # after an error on the GPU no event can be waited for, or read
+        with suppress(RuntimeError):
+            if self._on_gpu and self._unread:
+                torch.cuda.synchronize()
+            self._write()
         if self._file is not None:
             with suppress(OSError):
                 self._file.write(f"{END}\n")

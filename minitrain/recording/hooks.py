@@ -218,9 +218,10 @@ def acts_in_training(inner: nn.Module) -> bool:
     """
     for module in inner.modules():
         # attention and recurrent layers have the share in ``dropout``
-        name = "p" if isinstance(module, _DropoutNd) else "dropout"
-        share = getattr(module, name, None)
+        share = getattr(module, "dropout", None)
         drops = isinstance(share, float) and share > 0
+        if isinstance(module, _DropoutNd):
+            drops = module.p > 0
         norms = isinstance(module, _NormBase) and module.track_running_stats
         if module.training and (drops or norms):
             return True

@@ -6,12 +6,13 @@ line for each. No port is opened, and the run goes on.
 """
 
 import json
+import os
 import site
 import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import get_args
 
 from minitrain.core.printable import note
 from minitrain.recording.alarm import Alarm, in_ranks, page_on
-from minitrain.recording.clock import Phase, RecordingClock
+from minitrain.recording.clock import END, Phase, RecordingClock, path_of_times
 from minitrain.recording.format import line_of, ranks_in
 
 LOOK_EVERY_S = 0.25
@@ -123,11 +124,20 @@ class StallWatch:
         places[self._rank] = self._place()
         if self._clock.phase == "end":
             return asked
-        found, lines = judge(places, self._timeout_s)
+        silent = [rank for rank, place in places.items() if place is None]
+        ended = [rank for rank in silent if self._has_ended(rank)]
+        found, lines = judge(places, ended, self._timeout_s)
         self._write(line_of(found.row()))
         for line in (found.line, *lines, f"minitrain: see {page_on(found.row())}"):
             note(line)
         return asked
+
+    def _has_ended(self, rank: int) -> bool:
+        # its watch is closed, and the last line of its times says so
+        with suppress(OSError), open(path_of_times(self._folder, rank), "rb") as file:
+            file.seek(-min(100, file.seek(0, os.SEEK_END)), os.SEEK_END)
+            return file.read().rstrip().endswith(END.encode())
+        return False
 
     def _place(self) -> Place:
         clock = self._clock
@@ -136,17 +146,18 @@ class StallWatch:
 
 
 def judge(
-    places: Mapping[int, Place | None], timeout_s: float
+    places: Mapping[int, Place | None], ended: Sequence[int], timeout_s: float
 ) -> tuple[Alarm, list[str]]:
     """Return the finding, which names the ranks that the others wait for, and a line
     for each rank.
 
     Args:
         places: by rank; None for a rank that gave no answer.
+        ended: ranks without an answer whose recording has ended.
     """
     known = {rank: place for rank, place in places.items() if place}
-    ended = [rank for rank, place in known.items() if place.phase == "end"]
-    silent = [rank for rank in places if rank not in known]
+    ended = [*ended, *(rank for rank, place in known.items() if place.phase == "end")]
+    silent = [rank for rank in places if rank not in known and rank not in ended]
     inside = {rank: place for rank, place in known.items() if rank not in ended}
     farthest = max((place.progress for place in inside.values()), default=(0, 0))
     behind = [rank for rank, place in inside.items() if place.progress < farthest]
@@ -159,7 +170,7 @@ def judge(
     said |= dict.fromkeys(ended, "its recording has ended")
     said |= dict.fromkeys(
         silent,
-        "no answer: it ended, was stopped or killed, or holds Python's lock",
+        "no answer: it was stopped or killed, or holds Python's lock",
     )
     lines = [f"  rank {rank}: {said[rank]}" for rank in sorted(said)]
     return Alarm("stall", steps, what, ranks=missing, severe=False), lines

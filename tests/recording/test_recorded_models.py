@@ -15,6 +15,7 @@ from minitrain.comm.groups import distributed, wrap_for_ddp
 from minitrain.core.errors import UserError
 from minitrain.recording import backwards
 from minitrain.recording.format import read_recording
+from minitrain.recording.hooks import acts_in_training
 
 
 class Simple(nn.Module):
@@ -48,6 +49,25 @@ class InFabric(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         return self._forward_module(x)
+
+
+@pytest.mark.parametrize(
+    ("module", "acts"),
+    [
+        (nn.Dropout(0.1), True),
+        (nn.Dropout(1), True),
+        (nn.Dropout(0), False),
+        (nn.MultiheadAttention(2, 1, dropout=0.1), True),
+        (nn.MultiheadAttention(2, 1), False),
+        (nn.BatchNorm1d(2), True),
+        (nn.BatchNorm1d(2, track_running_stats=False), False),
+    ],
+)
+def test_modules_that_compute_something_else_in_training(
+    module: nn.Module, acts: bool
+) -> None:
+    assert acts_in_training(nn.Sequential(module)) is acts
+    assert not acts_in_training(nn.Sequential(module).eval())
 
 
 NAMES = [name for name, _ in Net().named_parameters()]

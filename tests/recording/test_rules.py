@@ -98,6 +98,7 @@ EARLIER = PARTED | {"before": on_rank(1, START | {FIRST: "0"}, START)}
 INFINITE = USUAL["parameters"] | {
     "layer.bias": fingerprint(torch.tensor([1.0, math.inf]))
 }
+UNFROZEN = [row | {"gradients": {}, "own": {}} for row in BEFORE]
 REPEATED = {"inputs": on_rank(1, [["d", "d", "e", "f"]], samples_of(0))}
 TWICE = {"inputs": on_rank(1, [["a", "a", "b", "c"]], samples_of(0, 0))}
 # two micro-batches that share samples, each with its own backward pass
@@ -116,6 +117,8 @@ B = "buffers, tensor running_mean, rank 1: ... "
 # by a pattern of its line, without the step: a step with a fault
 FAULTS: dict[str, Any] = {
     f"{G}group of one rank": step(OWN, group=None),
+    # all that train at this step were frozen at the step before
+    f"{G}only after DDP was built": step(OWN, last=UNFROZEN),
     f"{G}a communication hook of DDP that reduces nothing": step(OWN),
     f"{G}each keeps its own": step([PAIR, THREE[1], PAIR], own=THREE, last=None),
     # the same data on all ranks, once without a reduction
@@ -333,6 +336,14 @@ def test_unlike_steps() -> None:
 
 
 # start and end
+
+
+def test_unlike_models_at_the_start() -> None:
+    usual = headers(2)[0]["parameters"]
+    larger = usual | {"head": {"shape": [1], "dtype": "float32", "trained": True}}
+    found = only(Judge().see(headers(2, parameters=on_rank(1, larger, usual))))
+    assert (found.rule, found.tensor, found.ranks) == ("model", "head", [1])
+    assert "elsewhere not there; probable cause: ranks build different" in found.line
 
 
 def end_of(steps: dict[str, int], passes: int, **more: Any) -> Row:

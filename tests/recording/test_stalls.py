@@ -3,14 +3,16 @@
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from project import ROOT
 from waiting import GENEROUS_S
 
+from minitrain.recording.clock import RecordingClock
 from minitrain.recording.format import read_recording
-from minitrain.recording.stalls import Place, judge
+from minitrain.recording.stalls import Place, StallWatch, judge
 
 SCRIPT = ROOT / "tests/support/stalling_loop.py"
 NAMES = [("rank", "jsonl"), ("times", "csv")]
@@ -18,7 +20,7 @@ NAMES = [("rank", "jsonl"), ("times", "csv")]
 STALLS = {
     "loader": ("1", r"in data of step 12 for \d+ s, at stalling_loop.py:\d+ in stall"),
     "disk": ("1", r"in other of step 12 for \d+ s, at stalling_loop.py:\d+ in stall"),
-    "stopped": ("1", "no answer: it ended, was stopped or killed, or holds Python"),
+    "stopped": ("1", "no answer: it was stopped or killed, or holds Python's lock"),
     "deadlock": ("", r"in other of step 12 for \d+ s, at stalling_loop.py:\d+ in <mod"),
     "checkpoint": ("", r"in other of step 12 for \d+ s, at stalling_loop.py:\d+ in st"),
 }
@@ -87,7 +89,8 @@ SENDS, READS, ENDED = (
             "in data of step 12 for 30 s, at train.py:8 in main",
         ),
         ([SENDS, ENDED], 1, "its recording has ended"),
-        ([SENDS, READS, None], 2, "no answer: it ended, was stopped or killed, or"),
+        ([SENDS, None], 1, "its recording has ended"),
+        ([SENDS, READS, None], 2, "no answer: it was stopped or killed, or holds"),
         # a pause, or a deadlock: the lines tell which
         ([READS, READS], None, "in data of step 12 for 30 s, at train.py:8 in main"),
     ],
@@ -95,7 +98,8 @@ SENDS, READS, ENDED = (
 def test_ranks_that_the_others_wait_for_are_named(
     places: list[Place | None], missing: int | None, line: str
 ) -> None:
-    found, lines = judge(dict(enumerate(places)), 30)
+    ended = [r for r, p in enumerate(places) if p is None and "has ended" in line]
+    found, lines = judge(dict(enumerate(places)), ended, 30)
     stall = "minitrain: note: step 12: stall, rank {0}: no part of a step ended for "
     stall += "30 s; the others wait for rank {0}"
     if missing is None:
@@ -103,3 +107,26 @@ def test_ranks_that_the_others_wait_for_are_named(
     assert found.line == stall.format(missing)
     assert len(lines) == len(places)
     assert lines[missing or 0].startswith(f"  rank {missing or 0}: {line}")
+
+
+def test_rank_whose_files_have_an_end_has_ended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clocks = [RecordingClock(tmp_path, rank, on_gpu=False) for rank in range(3)]
+    for rank, clock in enumerate(clocks):
+        (tmp_path / f"rank-{rank}.jsonl").touch()
+        clock.step_begins()
+        clock.step_ended(0, 0, recorded=False)
+    clocks[1].close()
+    lines: list[bytes] = []
+    watch = StallWatch(tmp_path, 0, clocks[0], 0.1, lines.append)
+    limit = time.monotonic() + GENEROUS_S
+    while not lines and time.monotonic() < limit:
+        time.sleep(0.1)
+    watch.close()
+    for clock in clocks:
+        clock.close()
+    said = capsys.readouterr().err
+    assert "the others wait for rank 1\n" in said
+    assert "\n  rank 1: its recording has ended\n" in said
+    assert "\n  rank 2: no answer" in said

@@ -20,7 +20,7 @@ import minitrain
 from minitrain.comm.groups import distributed
 from minitrain.core.errors import UserError
 from minitrain.harness.launcher import launch
-from minitrain.recording.clock import COLUMNS, path_of_times
+from minitrain.recording.clock import COLUMNS, RecordingClock, path_of_times
 from minitrain.recording.shown import read_shown, show
 from minitrain.recording.times import compare_times, read_times
 
@@ -242,6 +242,26 @@ def test_recording_without_times_is_shown(tmp_path: Path) -> None:
     assert show(tmp_path / "run")["steps_timed"] == 0
     path_of_times(tmp_path / "run", 0).unlink()
     assert show(tmp_path / "run")["steps_timed"] is None
+
+
+class Failed:
+    """An event after an error on the GPU."""
+
+    def query(self) -> bool:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+
+def test_end_is_written_after_an_error_on_the_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = RecordingClock(tmp_path, 1, on_gpu=False)
+    clock.step_ended(0, 0, recorded=False)
+    clock._on_gpu, clock._now = True, Failed
+    monkeypatch.setattr(torch.cuda, "synchronize", Failed().query)
+    clock.mark("data", "forward")
+    clock._unread.append(([1, 0, False], clock._timed))
+    clock.close()
+    assert path_of_times(tmp_path, 1).read_text().endswith("\n# end\n")
 
 
 @pytest.mark.parametrize(
