@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from minitrain.core.params import Model
 from minitrain.model.factory import build_model, make_model, try_model
 from minitrain.model.gpt import MiniGPT
+from minitrain.proof.witness.corpus import build as build_again
 
 VOCAB_SIZE = 256
 BATCH = batch_of([[1, 2, 3, 4], [5, 6]], 4)
@@ -140,7 +141,8 @@ def test_file_imports_its_neighbors(
     )
     paths, finders = [*sys.path], [*sys.meta_path]
     model = build_model(section(path), VOCAB_SIZE)
-    assert model.weight.shape == (5, 7)
+    witnessed = build_again({"file": str(path), "factory": "make"}, None)
+    assert model.weight.shape == witnessed.weight.shape == (5, 7)
     assert (sys.path, sys.meta_path) == (paths, finders)
 
 

@@ -522,7 +522,7 @@ def test_witness_and_run_sample_the_same_steps_of_a_corpus(
     file = tmp_path / "params.yaml"
     sections = {"model": params.model, "train": params.train, "shard": params.shard}
     file.write_text(json.dumps({k: v.model_dump() for k, v in sections.items()}))
-    task = Corpus(corpus, file).task(lambda: config.start_model(0), 2, None)
+    task = Corpus(corpus, file).task(2, None)
     assert {*task.promised()} == config.recorded
     assert task.sampled() == config.sampled
     smaller = -(-len(samples) // 12) - 1 if len(samples) % 12 else None
