@@ -169,6 +169,10 @@ def double(record: dict[str, Any], key: str) -> None:
     record["tensors"][key] = 2 * record["tensors"][key]
 
 
+def cut(record: dict[str, Any], key: str) -> None:
+    record["tensors"][key] = record["tensors"][key][1:]
+
+
 def part(record: dict[str, Any], row: int) -> dict[str, Any]:
     return rows_of(record, "fed")[row]["parts"][0]
 
@@ -209,6 +213,15 @@ FAULTS: dict[str, dict[str, Spoil]] = {
         "other_final_state": lambda r: r.update(
             state={name: t + 1 for name, t in r["state"].items()}
         ),
+        # tensors without hashes must at least have the shape of the model's
+        "moments_of_another_shape": lambda r: cut(r, "5/moments/hidden.bias/exp_avg"),
+        "moments_of_no_parameter": lambda r: r["tensors"].update(
+            {"5/moments/other/exp_avg": torch.ones(2)}
+        ),
+        "count_of_several_elements": lambda r: r["tensors"].update(
+            {"5/moments/hidden.bias/step": torch.ones(2)}
+        ),
+        "state_of_another_shape": lambda r: cut(r, "0/before/hidden.bias"),
         "missing_loss": lambda r: r["losses"].pop(),
         "loss_is_nan": lambda r: r.update(losses=[*r["losses"][:-1], float("nan")]),
     },
