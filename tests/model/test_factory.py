@@ -1,5 +1,6 @@
 """The user's own model: loaded and tried, or rejected with one line."""
 
+import py_compile
 import sys
 import textwrap
 from collections.abc import Callable
@@ -172,6 +173,12 @@ def test_file_that_is_not_python(tmp_path: Path) -> None:
     (tmp_path / "model.txt").write_text("x = 1")
     line = refusal(build_model, section(tmp_path / "model.txt"), VOCAB_SIZE)
     assert line.endswith("model.txt': must be a Python file")
+    # a compiled file has a loader too
+    source = tmp_path / "model.py"
+    source.write_text("from torch import nn\ndef make(*_): return nn.Linear(2, 3)\n")
+    compiled = tmp_path / "model.pyc"
+    py_compile.compile(str(source), str(compiled))
+    assert build_model(section(compiled), VOCAB_SIZE).weight.shape == (3, 2)
 
 
 @pytest.mark.parametrize(
