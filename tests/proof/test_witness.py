@@ -428,6 +428,24 @@ def test_mean_of_means_that_the_replay_shares(kind: str, precision: str) -> None
     assert "witness_probe" in ladder.breaches
 
 
+class Centered(nn.Module):
+    """Subtracts the mean of the batch, also in eval mode."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return hidden - hidden.mean(0)
+
+
+@pytest.mark.slow
+def test_model_that_depends_on_its_batch_is_replayed_only() -> None:
+    """One process computes a different result, and neither is right by definition."""
+    trial = replace(make_run(steps=2), factory=lambda: Bigrams(Centered()))
+    ladder = examine(trial, 2)
+    assert ladder.verdict == "replay only"
+    # slices never replace the whole batch
+    assert ladder.rungs["witness_probe"].verdict == "not run"
+    assert ladder.rungs["one_process"].verdict == "not run"
+
+
 @cache
 def noisy_run() -> tuple[RunConfig, Evidence]:
     trial = replace(make_run(steps=3), factory=lambda: Noisy("dropout"))
