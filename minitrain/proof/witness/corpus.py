@@ -14,6 +14,7 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -193,11 +194,18 @@ def build(model: Mapping[str, Any], section: Any) -> nn.Module:
     module = importlib.util.module_from_spec(spec)
     # dataclasses look up their module by name
     sys.modules[spec.name] = module
-    paths = [*sys.path]
+    folder = str(Path(model["file"]).resolve().parent)
+
+    def find_spec(name: str, path: Any, target: Any = None) -> Any:
+        found = None if path else PathFinder.find_spec(name, [folder])
+        # a namespace folder must not hide an installed package of the same name
+        return found if found and found.loader else None
+
     # the file may import modules from its own folder
-    sys.path.insert(0, str(Path(model["file"]).resolve().parent))
+    finder: Any = SimpleNamespace(find_spec=find_spec)
+    sys.meta_path.insert(0, finder)
     try:
         spec.loader.exec_module(module)
         return getattr(module, name)(section, VOCABULARY)
     finally:
-        sys.path[:] = paths
+        sys.meta_path.remove(finder)
