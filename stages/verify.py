@@ -65,11 +65,11 @@ def main() -> None:
     witness = examine_run(
         CORPUS,
         PARAMS,
-        lambda: config.start_model(0),
         Record(run.rows, run.losses, run.sampled, run.state),
         world_size,
         wire=getattr(torch, guarantees.wire) if guarantees.wire else None,
         exact=guarantees.are_exact,
+        section=params.model,
     )
     rungs = own_rungs(config, run, replayed, witness)
 

@@ -34,7 +34,8 @@ WITHOUT_SYNC = (("sync", PLAIN),)
 @dataclass(frozen=True)
 class Arm:
     """One way to train the same global batch: with ``changes`` to ``train`` of
-    params.yaml, ``timed`` with the hook and the clock of the training stage.
+    params.yaml, ``timed`` with the hook of the training stage, ``stamped`` with its
+    clock.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Arm:
     threads: int
     changes: tuple[tuple[str, Any], ...] = ()
     timed: bool = False
+    stamped: bool = False
 
     def params(self, params: Params) -> Params:
         """Return ``params`` with the changes of this arm."""
@@ -69,6 +71,7 @@ def arms_of(params: Params) -> list[Arm]:
             usable_cores() if arm.kind is Kind.ALL_CORES else threads,
             () if arm.kind is Kind.SYNC else WITHOUT_SYNC,
             timed=arm.timed,
+            stamped=arm.timed,
         )
         for arm in baseline_arms(params.gloo.world_sizes)
     ]
@@ -82,7 +85,7 @@ class Contestant:
     ) -> None:
         self.arm, self.group, self.next_step = arm, group, 0
         config = config_of(params, shards, arm.processes)
-        observer = stamps_alone if arm.timed else Observer
+        observer = stamps_alone if arm.stamped else Observer
         self.worker = Worker(config, group=group, timed=arm.timed, observer=observer)
 
     def train(self, steps: Iterable[int]) -> None:

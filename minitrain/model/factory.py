@@ -86,7 +86,8 @@ def _load(path: Path) -> ModuleType:
     if not path.is_file():
         near = nearest_file(path)
         raise UserError(f"model.file = {str(path)!r}: no such file{near}")
-    if path.suffix != ".py":
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
         raise UserError(f"model.file = {str(path)!r}: must be a Python file")
     return execute(path)
 

@@ -36,6 +36,7 @@ from minitrain.model.factory import build_model
 from minitrain.sync.catalog import PLAIN, find_strategy
 from minitrain.sync.stock import StockDDP
 from minitrain.sync.strategy import Strategy
+from minitrain.train.observer import StepObserver
 from stages import baseline as baseline_stage
 
 STEPS = 2
@@ -127,10 +128,11 @@ def tokens_of_a_turn() -> int:
 @pytest.mark.quick
 def test_turn_of_one_rank_trains_by_ddp_and_counts_targets(shards: Path) -> None:
     with distributed():
-        (contestant,) = enter(params(1), shards, [Arm("gloo-1", 1, 1)])
+        (contestant,) = enter(params(1), shards, [Arm("gloo-1", 1, 1, timed=True)])
         assert contestant is not None
         _, tokens = contestant.take_turn(STEPS)
         assert isinstance(contestant.worker.sync, StockDDP)
+        assert not isinstance(contestant.worker.observer, StepObserver)
         contestant.close()
     assert tokens == tokens_of_a_turn()
 

@@ -10,7 +10,7 @@ import pytest
 from project import PARAMS_FILE, set_params
 from report_inputs import provenance_of
 
-from minitrain.analysis.account import ddp_says
+from minitrain.analysis.account import account, ddp_says, means
 from minitrain.analysis.stragglers import find_stragglers
 from minitrain.train.clock import kind_of_step
 from stages import timing
@@ -100,8 +100,10 @@ def test_no_step_of_the_warm_up_is_in_any_number(project: Path) -> None:
         rows = [step(n, rank) for n in range(NUM_STEPS) for rank in range(world_size)]
         late = pd.DataFrame([row for row in rows if row["step"] >= WARMUP])
         # as without a warm-up
+        assert written[run]["account"] == means(account(late, 0))
         assert written[run]["ddp_says"] == ddp_says(late, 0)
         assert written[run]["stragglers"] == find_stragglers(late, 0).numbers()
+        assert written[run]["peak_memory_mb"] == 310.0
         # 12 to 29 without the bracketed 14, 19, 24 and 29, the steps after these, the
         # hashed 20, and 21
         assert written[run]["num_steps_summarized"] == 10

@@ -74,6 +74,10 @@ def test_numbers_may_be_of_numpy() -> None:
     assert check(tuning=tuning, learning_rate=rate, **numbers).verdict == "proven"
 
 
+def test_sixteen_bits_of_a_correct_model_are_accepted() -> None:
+    assert check(precision="bf16", steps=2).verdict == "proven"
+
+
 def test_what_is_not_for_each_sample_is_handed_on() -> None:
     def loss(model: nn.Module, batch: Any) -> Tensor:
         *_, name, sizes, scale, weight, table = batch
@@ -227,12 +231,18 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"sync": "powersdg"}, f"sync = 'powersdg': {SYNCS} (did you mean powersgd?)"),
     ({"sync": None}, "sync = None: must be a name, or a class that derives from "),
+    ({"sync": "train.sync:X"}, "sync = 'train.sync:X': No module named 'train"),
     (
         {"sync": "flat", "tuning": Defaults(overlap=False)},
         "overlap = false: must be true with a sync that does not use DDP's",
     ),
+    ({"sync": "fsdp", "precision": "fp16"}, "precision = 'fp16': must be float32 "),
+    ({"optimizer": "lion"}, "optimizer = 'lion': must be 'adamw' or 'sgd'"),
     ({"world_size": "2"}, "world_size = '2': must be an integer"),
     ({"world_size": 1}, "world_size = 1: must be greater than or equal to 2"),
+    ({"steps": 1}, "steps = 1: must be greater than or equal to 2"),
+    ({"learning_rate": 0}, "learning_rate = 0: must be greater than 0"),
+    ({"accept": "proven"}, "accept = 'proven': must hold some of proven, proven in"),
     ({"accept": ["well"]}, "accept = ['well']: must hold some of proven, proven in"),
     ({"accept": ()}, "accept = (): must hold some of proven, proven in"),
     ({"tuning": 3}, "tuning: is a int, must be a minitrain.sync.Defaults"),
@@ -240,6 +250,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"sync": "invariant", "tuning": Defaults(logical_shards=0)},
         "logical_shards = 0: must be greater than or equal to 1",
     ),
+    ({"count": 8}, "count = 8: must be callable"),
     ({"count": lambda batch: 3.5}, "count(batch) = 3.5: must be a whole number"),
     (
         {"count": lambda batch: 7},
@@ -259,7 +270,7 @@ def test_what_cannot_be_is_one_line(options: dict[str, Any], expected: str) -> N
     found = refused(**options)
     assert found.startswith(expected)
     # in the words of the call, and not in those of params.yaml or of our files
-    assert "train." not in found.replace("minitrain.", "")
+    assert "train." not in found.replace("minitrain.", "").replace("'train.sync", "")
     assert "minitrain/" not in found
 
 

@@ -1,5 +1,6 @@
 """The user's own model: loaded and tried, or rejected with one line."""
 
+import py_compile
 import sys
 import textwrap
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from minitrain.core.params import Model
 from minitrain.model.factory import build_model, make_model, try_model
 from minitrain.model.gpt import MiniGPT
+from minitrain.proof.witness.corpus import build as build_again
 
 VOCAB_SIZE = 256
 BATCH = batch_of([[1, 2, 3, 4], [5, 6]], 4)
@@ -140,7 +142,8 @@ def test_file_imports_its_neighbors(
     )
     paths, finders = [*sys.path], [*sys.meta_path]
     model = build_model(section(path), VOCAB_SIZE)
-    assert model.weight.shape == (5, 7)
+    witnessed = build_again({"file": str(path), "factory": "make"}, None)
+    assert model.weight.shape == witnessed.weight.shape == (5, 7)
     assert (sys.path, sys.meta_path) == (paths, finders)
 
 
@@ -170,6 +173,12 @@ def test_file_that_is_not_python(tmp_path: Path) -> None:
     (tmp_path / "model.txt").write_text("x = 1")
     line = refusal(build_model, section(tmp_path / "model.txt"), VOCAB_SIZE)
     assert line.endswith("model.txt': must be a Python file")
+    # a compiled file has a loader too
+    source = tmp_path / "model.py"
+    source.write_text("from torch import nn\ndef make(*_): return nn.Linear(2, 3)\n")
+    compiled = tmp_path / "model.pyc"
+    py_compile.compile(str(source), str(compiled))
+    assert build_model(section(compiled), VOCAB_SIZE).weight.shape == (3, 2)
 
 
 @pytest.mark.parametrize(

@@ -177,6 +177,13 @@ def test_ranks_that_swapped_their_samples() -> None:
     assert data_rung(ledger("b", "a"), ledger("ab")).verdict == "equal"
 
 
+def test_first_step_with_different_data() -> None:
+    assert data_rung(run_rows(), run_rows()).verdict == "equal"
+    rows = run_rows()
+    rows[4]["sha256"] = rows[7]["sha256"] = "x"
+    assert data_rung(rows, run_rows()).detail == "first at step 4"
+
+
 def test_runs_of_unequal_length() -> None:
     shorter = [row for row in run_rows() if row["step"] < 8]
     for pair, detail in [

@@ -169,6 +169,10 @@ def double(record: dict[str, Any], key: str) -> None:
     record["tensors"][key] = 2 * record["tensors"][key]
 
 
+def cut(record: dict[str, Any], key: str) -> None:
+    record["tensors"][key] = record["tensors"][key][1:]
+
+
 def part(record: dict[str, Any], row: int) -> dict[str, Any]:
     return rows_of(record, "fed")[row]["parts"][0]
 
@@ -209,6 +213,15 @@ FAULTS: dict[str, dict[str, Spoil]] = {
         "other_final_state": lambda r: r.update(
             state={name: t + 1 for name, t in r["state"].items()}
         ),
+        # tensors without hashes must at least have the shape of the model's
+        "moments_of_another_shape": lambda r: cut(r, "5/moments/hidden.bias/exp_avg"),
+        "moments_of_no_parameter": lambda r: r["tensors"].update(
+            {"5/moments/other/exp_avg": torch.ones(2)}
+        ),
+        "count_of_several_elements": lambda r: r["tensors"].update(
+            {"5/moments/hidden.bias/step": torch.ones(2)}
+        ),
+        "state_of_another_shape": lambda r: cut(r, "0/before/hidden.bias"),
         "missing_loss": lambda r: r["losses"].pop(),
         "loss_is_nan": lambda r: r.update(losses=[*r["losses"][:-1], float("nan")]),
     },
@@ -415,6 +428,24 @@ def test_mean_of_means_that_the_replay_shares(kind: str, precision: str) -> None
     assert "witness_probe" in ladder.breaches
 
 
+class Centered(nn.Module):
+    """Subtracts the mean of the batch, also in eval mode."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return hidden - hidden.mean(0)
+
+
+@pytest.mark.slow
+def test_model_that_depends_on_its_batch_is_replayed_only() -> None:
+    """One process computes a different result, and neither is right by definition."""
+    trial = replace(make_run(steps=2), factory=lambda: Bigrams(Centered()))
+    ladder = examine(trial, 2)
+    assert ladder.verdict == "replay only"
+    # slices never replace the whole batch
+    assert ladder.rungs["witness_probe"].verdict == "not run"
+    assert ladder.rungs["one_process"].verdict == "not run"
+
+
 @cache
 def noisy_run() -> tuple[RunConfig, Evidence]:
     trial = replace(make_run(steps=3), factory=lambda: Noisy("dropout"))
@@ -522,7 +553,7 @@ def test_witness_and_run_sample_the_same_steps_of_a_corpus(
     file = tmp_path / "params.yaml"
     sections = {"model": params.model, "train": params.train, "shard": params.shard}
     file.write_text(json.dumps({k: v.model_dump() for k, v in sections.items()}))
-    task = Corpus(corpus, file).task(lambda: config.start_model(0), 2, None)
+    task = Corpus(corpus, file).task(2, None)
     assert {*task.promised()} == config.recorded
     assert task.sampled() == config.sampled
     smaller = -(-len(samples) // 12) - 1 if len(samples) % 12 else None

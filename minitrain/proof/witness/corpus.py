@@ -6,12 +6,17 @@ SHA-256 of the row of ids and the row of labels that the model receives.
 """
 
 import hashlib
+import importlib
+import importlib.util
 import itertools
 import json
 import math
+import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.machinery import PathFinder
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,7 +34,7 @@ from minitrain.proof.witness.record import (
     weight_is_wrong,
 )
 
-BOUNDARY, PADDING = b"\xff", -100
+BOUNDARY, PADDING, VOCABULARY = b"\xff", -100, 256
 # fewer bits of chance, and two epochs may have the same order by accident
 BITS_OF_CHANCE = 40
 Batch = dict[str, Tensor]
@@ -97,14 +102,14 @@ class Corpus:
         return {s: self.batch([found[n] for n in names]) for s, names in fed.items()}
 
     def task(
-        self, build: Callable[[], nn.Module], world_size: int, wire: torch.dtype | None
+        self, world_size: int, wire: torch.dtype | None, section: Any = None
     ) -> Task:
-        """Return the settings of a run whose model ``build`` creates."""
-        train = self.params["train"]
+        """Return a run's settings; ``section`` is the argument of the factory."""
+        train, model = self.params["train"], self.params["model"]
         count, size = len(self.names), train["global_batch_size"]
         per_epoch = -(-count // size)
         return Task(
-            build=build,
+            build=lambda: build(model, section or SimpleNamespace(**model)),
             loss=lambda net, batch: net(**batch).loss,
             count=lambda batch: int((batch["labels"][:, 1:] != PADDING).sum()),
             world_size=world_size,
@@ -174,3 +179,33 @@ class Corpus:
         if sum(self.targets[name] for name in names) != fed_targets(row):
             return f"{rank} counts {fed_targets(row)} targets"
         return ""
+
+
+def build(model: Mapping[str, Any], section: Any) -> nn.Module:
+    """Build the model with ``model.factory``, from its file or module. The witness
+    imports it itself, so that an error of minitrain's factory is not shared.
+    """
+    place, _, name = model["factory"].rpartition(":")
+    if place:
+        return getattr(importlib.import_module(place), name)(section, VOCABULARY)
+    spec = importlib.util.spec_from_file_location("witnessed", model["file"])
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # dataclasses look up their module by name
+    sys.modules[spec.name] = module
+    folder = str(Path(model["file"]).resolve().parent)
+
+    def find_spec(name: str, path: Any, target: Any = None) -> Any:
+        found = None if path else PathFinder.find_spec(name, [folder])
+        # a namespace folder must not hide an installed package of the same name
+        return found if found and found.loader else None
+
+    # the file may import modules from its own folder
+    finder: Any = SimpleNamespace(find_spec=find_spec)
+    sys.meta_path.insert(0, finder)
+    try:
+        spec.loader.exec_module(module)
+        return getattr(module, name)(section, VOCABULARY)
+    finally:
+        sys.meta_path.remove(finder)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from minitrain.proof.witness.corpus import Corpus
 from minitrain.proof.witness.gradients import probe_rungs, repeats, training_rungs
@@ -34,21 +33,20 @@ from minitrain.proof.witness.record import (
 def examine_run(
     corpus: Path,
     params: Path,
-    build: Callable[[], nn.Module],
     record: Record,
     world_size: int,
     *,
     wire: torch.dtype | None = None,
     exact: bool = True,
+    section: Any = None,
 ) -> dict[str, Rung]:
-    """Examine a run of the pipeline, given its corpus and params.yaml, and the function
-    that builds its model.
+    """Examine a run of the pipeline, given its corpus and params.yaml.
 
     Gradients are compared only if ``exact``, not approximations by design. ``wire`` is
-    the type in which they are sent.
+    the type in which they are sent, ``section`` the argument of the model's factory.
     """
     samples = Corpus(corpus, params)
-    task = samples.task(build, world_size, wire)
+    task = samples.task(world_size, wire, section)
     data = samples.data_rung(task, record)
     if data["verdict"] == "breach":
         return {"witness_data": data}
