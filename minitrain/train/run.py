@@ -17,7 +17,7 @@ from minitrain.comm.groups import (
 from minitrain.comm.heartbeat import my_heartbeat
 from minitrain.comm.together import everyone, only_first
 from minitrain.core.errors import UserError
-from minitrain.core.load import Usage, load_of, taken
+from minitrain.core.load import load_of, taken
 from minitrain.core.params import Params
 from minitrain.core.provenance import require_torch
 from minitrain.model.factory import try_model
@@ -165,11 +165,11 @@ def run_rank(
     with start_up():
         worker = Worker(config, device=device)
     worker.observer = seen = observer(worker)
-    result, began = seen.result, Usage.now()
+    result = seen.result
     if inject is not None:
         inject(worker)
     result.went_on_from = run_through(worker, config.steps, checkpoints, show=show)
-    result.usage = Usage.now().since(began)
+    result.usage = seen.usage()
     place.enter("write")
     worker.sync.finish()
     state = worker.sync.state_dict()
