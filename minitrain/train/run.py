@@ -21,6 +21,7 @@ from minitrain.core.load import load_of, taken
 from minitrain.core.params import Params
 from minitrain.core.provenance import require_torch
 from minitrain.model.factory import try_model
+from minitrain.sync.strategy import trained
 from minitrain.train.checkpoint import Checkpoints
 from minitrain.train.config import RunConfig, config_of
 from minitrain.train.eval_pass import add_probes, unwatched_gradients
@@ -83,6 +84,12 @@ def preflight(job: Job, ranks_here: int | None = None) -> None:
     config = config_of(job.params, job.shards, job.world_size)
     batches = config.batches([0], config.num_shards(job.world_size))
     model = config.start_model(0)
+    for name, parameter in trained(model).items():
+        if config.fused_optimizer and not parameter.is_floating_point():
+            raise UserError(
+                f"train.fused_optimizer = true: parameter {name} is of "
+                f"{parameter.dtype}: must be false, or all be floating point"
+            )
     with Precision(config.precision).autocast():
         try_model(
             model,
