@@ -133,7 +133,7 @@ def differing_fact(
         if name not in but and values[0] != values[1]:
             # the first characters of a hash are enough
             one, other = (
-                t if len(t) < 64 else f"{t[:16]}..." for t in map(str, values)
+                t if len(t) < 64 else f"{t[:16]}..." for t in map(repr, values)
             )
             return name, one, other
     return "", "", ""

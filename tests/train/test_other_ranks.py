@@ -143,7 +143,7 @@ def test_another_run_is_refused_by_what_differs(shards: Path, tmp_path: Path) ->
     train(params, shards, 1, tmp_path / "one")
     with pytest.raises(UserError, match=r"another run's: seed = 1, here 2"):
         train(params, shards, 2, tmp_path / "two", tmp_path / "one", seed=2)
-    with pytest.raises(UserError, match=r"another run's: backend = gloo, here nccl"):
+    with pytest.raises(UserError, match="backend = 'gloo', here 'nccl'"):
         train(params, shards, 2, tmp_path / "two", tmp_path / "one", run="nccl-2")
     with pytest.raises(UserError, match="of as many ranks as this run"):
         train(params, shards, 1, tmp_path / "again", tmp_path / "one")
