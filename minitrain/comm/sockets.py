@@ -50,8 +50,13 @@ def hosts_of(group: dist.ProcessGroup | None = None) -> list[list[int]]:
 
 
 def _host() -> tuple[str, ...]:
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return (boot, *(os.readlink(f"/proc/self/ns/{kind}") for kind in ("pid", "net")))
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        spaces = [os.readlink(f"/proc/self/ns/{kind}") for kind in ("pid", "net")]
+    except OSError:
+        # some sandboxes have neither
+        return (socket.gethostname(),)
+    return (boot, *spaces)
 
 
 def meet(
