@@ -215,6 +215,9 @@ def _is_locked(folder: Path) -> bool:
         with suppress(BlockingIOError, FileNotFoundError):
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # a folder that its holder has just removed is not the one in this place
+        for above in (folder.parent, folder.parent.parent):
+            # a power cut must not lose the way to it
+            fsync(above)
             if os.path.samestat(os.fstat(descriptor), folder.stat()):
                 # open, and so locked, until this process exits
                 _held[folder.resolve()] = descriptor

@@ -198,8 +198,11 @@ def test_a_manifest_is_written_when_all_else_is_on_the_disk(
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", note_fsync)
-    save(checkpoints_in(tmp_path / "run"), 3)
-    assert flushed == ["run", "rank-0.pt", "step-3", MANIFEST, "step-3"]
+    saved = checkpoints_in(tmp_path / ".minitrain" / "all" / "run")
+    saved.begin()
+    save(saved, 3)
+    above, written = ["all", ".minitrain"], ["rank-0.pt", "step-3", MANIFEST, "step-3"]
+    assert flushed == [*above, "run", *written]
 
 
 def save_where_one_disk_fails(folder: Path, number: int) -> str:
