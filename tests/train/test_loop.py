@@ -137,9 +137,13 @@ def test_fused_optimizer_of_a_complex_parameter_is_refused(shards: Path) -> None
 
 
 def test_usage_is_summed_over_the_processes_of_a_run(shards: Path) -> None:
-    seen = Worker(tiny_config(tiny_params(), shards, 1), observer=StepObserver).observer
-    seen.restore({**seen.kept(), "used": [100.0, None, 1.0, 50.0, 7]})
-    at_s, busy_s, steal_s, own_s, switches = seen.kept()["used"]
+    with distributed():
+        config = tiny_config(tiny_params(), shards, 1)
+        worker = Worker(config, observer=StepObserver)
+        seen = worker.observer
+        seen.restore({**seen.kept(), "used": [100.0, None, 1.0, 50.0, 7]})
+        at_s, busy_s, steal_s, own_s, switches = seen.kept()["used"]
+        worker.close()
     assert (at_s > 100, busy_s, own_s > 50, switches >= 7) == (True, None, True, True)
     assert steal_s is None or steal_s >= 1
 
