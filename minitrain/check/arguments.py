@@ -13,6 +13,7 @@ from torch import nn
 from minitrain.analysis.verdicts import VERDICTS
 from minitrain.check.trial import alone, in_memory_of
 from minitrain.core.errors import UserError, lines_of
+from minitrain.core.params import OptimizerName, PrecisionName
 from minitrain.core.schema import Count, PositiveFloat, Section, Seed, validated
 from minitrain.data.batches import causal_lm_loss
 from minitrain.data.cut import InMemory, count_targets, tensors_of
@@ -21,8 +22,8 @@ from minitrain.sync.catalog import find_strategy
 from minitrain.sync.guarantees import Defaults, Tuning
 from minitrain.sync.stock import StockDDP
 from minitrain.sync.strategy import Strategy, copy_buffers, load_buffers, trained
-from minitrain.train.config import OptimizerName, RunConfig
-from minitrain.train.precision import Name, Precision
+from minitrain.train.config import RunConfig
+from minitrain.train.precision import Precision
 from minitrain.train.rng import seed_everything, untouched_random_state
 
 # pytest omits these functions from the traceback that it shows
@@ -39,7 +40,7 @@ class Settings(Section):
     world_size: TwoOrMore
     steps: TwoOrMore | None
     grad_accumulation_steps: Count
-    precision: Name
+    precision: PrecisionName
     optimizer: OptimizerName
     learning_rate: PositiveFloat
     seed: Seed

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import count
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +34,7 @@ from minitrain.check.trial import (
 from minitrain.compare.diagnosis import Values, cause_of, locate
 from minitrain.compare.difference import UNKNOWN, Difference, What, Why
 from minitrain.core.errors import EvidenceError, RankError, UserError
+from minitrain.core.params import OptimizerName, PrecisionName
 from minitrain.core.progress import progress
 from minitrain.proof.bits import Rung, not_run
 from minitrain.proof.evidence import Evidence
@@ -45,7 +46,6 @@ from minitrain.proof.words import printed
 from minitrain.sync.guarantees import DEFAULTS, Tuning
 from minitrain.sync.strategy import Strategy
 from minitrain.train.config import RunConfig
-from minitrain.train.precision import Name
 from minitrain.train.run import Inject
 
 ATOL = 1e-5
@@ -133,8 +133,8 @@ def check_data_parallel(
     sync: str | type[Strategy] = "ddp",
     tuning: Tuning = DEFAULTS,
     grad_accumulation_steps: int = 1,
-    precision: Name = "float32",
-    optimizer: Literal["adamw", "sgd"] = "adamw",
+    precision: PrecisionName = "float32",
+    optimizer: OptimizerName = "adamw",
     learning_rate: float = 1e-3,
     steps: int | None = None,
     seed: int = 0,

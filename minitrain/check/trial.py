@@ -66,8 +66,10 @@ class SavedTensors(dict[str, Tensor]):
         if self._folder is not None:
             file = self._folder / f"{len(self.files)}.pt"
             with writing(file):
+                one = tensor.detach().cpu()
                 # of a view, torch.save() stores the whole storage
-                torch.save(tensor.detach().cpu().clone(), file)
+                is_view = one.untyped_storage().nbytes() != one.nbytes
+                torch.save(one.clone() if is_view else one, file)
             self.files[key] = str(file)
 
 

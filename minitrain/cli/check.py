@@ -14,10 +14,11 @@ import re
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
-from minitrain.cli.command import Answer
+from minitrain.cli.command import Answer, Names
 from minitrain.core.errors import Mistakes, UserError, lines_of
+from minitrain.core.params import OptimizerName, PrecisionName
 from minitrain.core.printable import as_lines, note
 from minitrain.core.progress import progress
 from minitrain.report.numbers import plural
@@ -62,11 +63,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         add(f"--{name}", metavar="NAME", help=f"FILE.py:NAME of {name}{what}")
     add("--world-size", type=int, default=2, metavar="W", help="processes (2)")
     what = "a strategy, all of them, or package.module:Class (ddp)"
-    add("--sync", default="ddp", metavar="NAME", help=what)
-    what = "adamw or sgd (adamw)"
-    add("--optimizer", default="adamw", metavar="NAME", help=what)
-    what = "float32, bf16 or fp16 (float32)"
-    add("--precision", default="float32", metavar="NAME", help=what)
+    strategies = Names([ALL, *STRATEGIES])
+    add("--sync", default="ddp", choices=strategies, metavar="NAME", help=what)
+    optimizers, precisions = get_args(OptimizerName), get_args(PrecisionName)
+    add("--optimizer", default="adamw", choices=optimizers, help="(adamw)")
+    add("--precision", default="float32", choices=precisions, help="(float32)")
     what = "steps, at least 2 (3; 2 of a large model that reads text)"
     add("--steps", type=int, metavar="N", help=what)
     add("--batch-size", type=int, default=8, metavar="B", help="lines a batch (8)")
@@ -122,7 +123,7 @@ def _climb(
     # torch takes seconds to import: not for --help
     from minitrain.check.check import ANY_VERDICT, check_data_parallel
 
-    ladders, refused = {}, {}
+    ladders, refused, mistakes = {}, {}, []
     given |= {"accept": ANY_VERDICT, "show": sync != ALL}
     names = [*STRATEGIES] if sync == ALL else [sync]
     for name in progress(names, "strategies", show=sync == ALL):
@@ -132,6 +133,10 @@ def _climb(
             if sync != ALL:
                 raise
             refused[name] = "; ".join(lines_of(error))
+            mistakes.append(error)
+    # if none could be tried, the other arguments are wrong: ddp asks least of them
+    if not ladders:
+        raise mistakes[0]
     return ladders, refused
 
 

@@ -19,6 +19,13 @@ class Answer:
     text: str
 
 
+class Names(tuple[str, ...]):
+    """Choices of an option that also takes ``package.module:Class``."""
+
+    def __contains__(self, value: object) -> bool:
+        return ":" in str(value) or super().__contains__(value)
+
+
 class Parser(argparse.ArgumentParser):
     """Argument parser that raises a one-line UserError, with the nearest allowed name,
     where argparse prints its usage and exits.

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from minitrain.compare.comparer import StepCompared
     from minitrain.compare.distances import Distance
     from minitrain.compare.recordings import RecordingsCompared
+    from minitrain.compare.run_diff import RunsCompared
     from minitrain.recording.times import TimesCompared
 
 # marks of a step, the worst last
@@ -55,9 +56,19 @@ def compared(
 
     found = compare_recordings(a, b, twin, start)
     times = compare_times(read_times(a), read_times(b))
-    facts = recordings_as_facts(found) | {"times": times and asdict(times)}
-    lines = [recordings_in_words(found), *([times_compared(times)] if times else [])]
-    return found.same, facts, "\n".join(lines)
+    page = page_on(found)
+    more = {"page": page, "times": times and asdict(times)}
+    lines = [recordings_in_words(found), *([f"see {page}"] if page else [])]
+    lines += [times_compared(times)] if times else []
+    return found.same, recordings_as_facts(found) | more, "\n".join(lines)
+
+
+def page_on(found: "RecordingsCompared | RunsCompared") -> str | None:
+    """Return the page of docs/ on the cause of a difference, if there is one."""
+    from minitrain.compare.difference import PAGES
+
+    first = None if found.same else found.first
+    return PAGES.get(first.why.cause) if first else None
 
 
 def recordings_in_words(found: "RecordingsCompared") -> str:

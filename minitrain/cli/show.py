@@ -67,6 +67,7 @@ def answer(options: argparse.Namespace) -> Answer:
 def _findings(facts: dict[str, Any]) -> list[str]:
     lines = [_headline(facts), *(f"alarm: {line}" for line in facts["alarms"])]
     lines += facts["notes"]
+    lines += [f"see {page}" for page in facts["pages"]]
     return lines if len(lines) > 1 else [*lines, "no alarm, no note"]
 
 

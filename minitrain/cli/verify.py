@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from minitrain.cli.command import Answer
-from minitrain.cli.recording_words import compared, only_in_words, some
+from minitrain.cli.recording_words import compared, only_in_words, page_on, some
 from minitrain.core.errors import UserError
 from minitrain.core.files import nearest_file
 from minitrain.core.printable import as_lines
@@ -118,6 +118,7 @@ def _answer_for_runs(a: Path, b: Path) -> Answer:
         "states": {name: asdict(found.states[name]) for name in found.unlike_states},
         "only_in_a": found.only_in_a,
         "only_in_b": found.only_in_b,
+        "page": page_on(found),
     }
     return Answer(found.same, facts, runs_in_words(found))
 
@@ -162,6 +163,8 @@ def runs_in_words(found: "RunsCompared") -> str:
     if found.world_sizes[0] != found.world_sizes[1]:
         sizes = " in A, ".join(map(str, found.world_sizes))
         lines.append(f"no difference by itself: world_size: {sizes} in B")
+    if page := page_on(found):
+        lines.append(f"see {page}")
     return as_lines(lines)
 
 

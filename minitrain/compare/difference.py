@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from typing import Any
 
-from minitrain.recording.alarm import in_ranks
+from minitrain.recording.alarm import SYMPTOM, in_ranks
 
 # the step of a difference before the first step
 START = -1
@@ -126,6 +126,34 @@ class Cause(Enum):
     # nothing shows whether such a buffer is wrong
     UNREAD = "what training need not read (a running mean, a count?) goes otherwise"
 
+
+# the page on the symptom of a cause, if there is one
+PAGES = {
+    cause: SYMPTOM.format(name)
+    for name, causes in {
+        "accumulation": (
+            *(Cause.KEPT, Cause.OWN_SCALED, Cause.SCALED, Cause.MEANS_OF_PASSES),
+        ),
+        "expected-to-have-finished-reduction": (Cause.NO_GRADIENT,),
+        "identical-runs-differ": (
+            *(Cause.SEED, Cause.ORDER, Cause.RANDOM, Cause.ROUNDING),
+        ),
+        "loss-after-resume": (
+            *(Cause.PASSED_OVER, Cause.POSITION_LOST, Cause.SAMPLER_LOST),
+            *(Cause.OPTIMIZER_LOST, Cause.SCHEDULER_LOST, Cause.SCALER_LOST),
+            *(Cause.NO_STEP, Cause.RANDOM_LOST, Cause.BUFFERS_LOST, Cause.ALSO_LOST),
+        ),
+        "loss-differs": (
+            *(Cause.NO_SAMPLER, Cause.REPEATED, Cause.BATCH_SIZE, Cause.SAMPLES),
+            *(Cause.RATE_MULTIPLIED, Cause.RATE_DIVIDED, Cause.SUMMED, Cause.TWICE),
+            *(Cause.MISSING, Cause.KEEPS_OWN, Cause.KEEP_OWN, Cause.ALONE),
+            *(Cause.UNSYNCHRONIZED, Cause.MEANS, Cause.WEIGHTS, Cause.BATCH_NORM),
+            *(Cause.NOT_BROADCAST, Cause.BUFFERS_NOT_BROADCAST),
+        ),
+        "nan": (Cause.NOT_FINITE,),
+    }.items()
+    for cause in causes
+}
 
 # rounding does not make these patterns
 SURE = {

@@ -14,7 +14,7 @@ import re
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -68,6 +68,13 @@ class Inert:
         raise AttributeError(name)
 
 
+@cache
+def _stand_in(path: str) -> type[Inert]:
+    # one for each path: classes in two files, or in a set, are equal if their names are
+    module, _, name = path.rpartition(".")
+    return type(name, (Inert,), {"path": path, "__module__": module})
+
+
 def is_state(path: Path) -> bool:
     """Return whether ``path`` is one state, by its name or content."""
     return path.is_file() or (path / METADATA).is_file() or _index(path) is not None
@@ -117,9 +124,6 @@ def _leaves(entry: object, name: str = "") -> Iterator[Entry]:
         placed = ", ".join(map(str, part.placements))
         yield f"{name}{PART}", f"part of {tuple(entry.shape)}, placed {placed}"
         return
-    if isinstance(entry, type) and issubclass(entry, Inert):
-        # a class, not an object of it: stand-ins are compared by name
-        entry = entry.path
     inside = [*_inside(entry)]
     if isinstance(entry, Inert) or not inside:
         yield name or "object" if isinstance(entry, Inert) else name, entry
@@ -194,7 +198,7 @@ def _torch(path: Path) -> object:
         except Exception as error:
             if mapped and _needed(str(error)):
                 names = torch.serialization.get_unsafe_globals_in_checkpoint(path)
-                known = [(type(name, (Inert,), {"path": name}), name) for name in names]
+                known = [(_stand_in(name), name) for name in names]
                 with torch.serialization.safe_globals([*known]):
                     return load()
             if "must be imported to load DTensors" not in str(error):
@@ -222,7 +226,7 @@ class _Metadata(pickle.Unpickler):
             return lambda sizes=(): tuple(map(int, sizes))
         if (module, name) == ("collections", "OrderedDict"):
             return dict
-        return type(name, (Inert,), {"path": f"{module}.{name}"})
+        return _stand_in(f"{module}.{name}")
 
 
 def _distcp(folder: Path) -> Iterator[Entry]:

@@ -138,9 +138,15 @@ def _nothing_in_common(a: Path, b: Path, resumed: Resumed | None) -> UserError:
         return UserError(f"{a}: has no recorded step in common with {b}")
     late, straight = (b, a) if resumed.side == "B" else (a, b)
     one = next(iter(resumed.whole.ranks.values()))
-    last = max((step for number, step in one.steps if number == 0), default="none")
+    # a run may go on after its last recorded step: its end counts all steps
+    counts = [step + 1 for number, step in one.steps if number == 0]
+    last = max([*counts, (one.end or {"steps": {}})["steps"].get("0", 0)]) - 1
+    if resumed.step > last:
+        return UserError(
+            f"{late}: starts at step {resumed.step} of {straight}, which ends after "
+            f"step {last}, so no step is in both"
+        )
     return UserError(
-        f"{late}: starts at step {resumed.step} of {straight}, whose last recorded "
-        f"step is {last}, and no step from there on is in both; record with every=1, "
-        "or resume at a multiple of every"
+        f"{late}: starts at step {resumed.step} of {straight}, and no step from there "
+        "on is in both; record with every=1, or resume at a multiple of every"
     )

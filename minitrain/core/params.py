@@ -26,6 +26,8 @@ MAX_THREADS = 256
 # one day; years would overflow the integer types of gloo and the C library
 MAX_TIMEOUT_S = 86_400
 MAX_RESTARTS = 100
+OptimizerName = Literal["adamw", "sgd"]
+PrecisionName = Literal["float32", "bf16", "fp16"]
 
 
 class Environment(Section):
@@ -88,10 +90,10 @@ class Train(Section):
     num_warmup_steps: Count
     global_batch_size: Count
     grad_accumulation_steps: Count
-    optimizer: Literal["adamw", "sgd"]
+    optimizer: OptimizerName
     fused_optimizer: bool
     learning_rate: PositiveFloat
-    precision: Literal["float32", "bf16", "fp16"]
+    precision: PrecisionName
     sync: str
     logical_shards: Count
     bucket_cap_mb: PositiveFloat | None

@@ -10,6 +10,27 @@ Row = Mapping[str, Any]
 Rows = Sequence[Row]
 # at most so many ranks are named
 NAMED = 8
+SYMPTOM = "docs/symptoms/{}.md"
+# the page that explains all rules
+RULES_PAGE = "docs/reference/recordings.md"
+# the page on the symptom of a rule, if there is one; of its alarms, as most notes have
+# no page
+PAGES = {
+    "buffers": SYMPTOM.format("loss-differs"),
+    "gradients": SYMPTOM.format("loss-differs"),
+    "inputs": SYMPTOM.format("loss-differs"),
+    "learning rates": SYMPTOM.format("loss-differs"),
+    "mean": SYMPTOM.format("loss-differs"),
+    # an alarm only if sharded gradients are never reduced
+    "no gradient": SYMPTOM.format("fsdp-against-ddp"),
+    "not finite": SYMPTOM.format("nan"),
+    "parameters": SYMPTOM.format("loss-differs"),
+    "ranks": SYMPTOM.format("hang-in-all-reduce"),
+    "stall": SYMPTOM.format("hang-in-all-reduce"),
+    "zero_grad": SYMPTOM.format("accumulation"),
+}
+# rules whose notes are never intended
+TROUBLE = {"not finite", "stall"}
 
 
 @dataclass(frozen=True)
@@ -60,6 +81,15 @@ def alarm(rows: Rows, rule: str, what: str, cause: str, **rest: Any) -> Alarm:
 def note(rows: Rows, rule: str, what: str, cause: str, **rest: Any) -> Alarm:
     """Return a note at the step of ``rows``."""
     return alarm(rows, rule, what, cause, severe=False, **rest)
+
+
+def page_on(row: Row) -> str:
+    """Return the page of docs/ on a finding, which is a line of a recording; an empty
+    text for a note on what may be intended.
+    """
+    if row["kind"] == "note" and row["rule"] not in TROUBLE:
+        return ""
+    return PAGES.get(row["rule"], RULES_PAGE)
 
 
 def in_ranks(ranks: Sequence[int]) -> str:

@@ -310,8 +310,16 @@ class Judge:
 
 
 def alarms_in(recording: Recording) -> dict[str, bool]:
-    """Return the findings of the rules as lines, each with its severity: those in the
-    rows, and those that only the run could have, such as a missing rank.
+    """Return the lines of :func:`findings_in`, each with its severity."""
+    return {
+        row["line"].removeprefix("minitrain: "): row["kind"] == "alarm"
+        for row in findings_in(recording)
+    }
+
+
+def findings_in(recording: Recording) -> list[Row]:
+    """Return the findings of the rules as lines of a recording: those in its rows, and
+    those that only the run could have, such as a missing rank. Each is there once.
     """
     ranks = [recording.ranks[rank] for rank in sorted(recording.ranks)]
     found = []
@@ -325,9 +333,8 @@ def alarms_in(recording: Recording) -> dict[str, bool]:
         if all(one.end for one in ranks):
             found += judge.see([one.end for one in ranks if one.end])
     again = {(one.rule, one.severe) for one in found}
-    lines = {one.line: one.severe for one in found}
+    lines: dict[str, Row] = {one.line: one.row() for one in found}
     for row in (row for one in ranks for row in one.alarms):
-        severe = row["kind"] == "alarm"
-        if (row["rule"], severe) not in again:
-            lines[row["line"]] = severe
-    return {line.removeprefix("minitrain: "): severe for line, severe in lines.items()}
+        if (row["rule"], row["kind"] == "alarm") not in again:
+            lines[row["line"]] = row
+    return [*lines.values()]

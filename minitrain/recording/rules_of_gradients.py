@@ -26,7 +26,9 @@ from minitrain.recording.sketches import (
     as_multiple,
     comparable,
     fit,
+    joined,
     sketches,
+    vector,
 )
 
 # relative rounding of a tensor: other hardware, or threads, may add in another order
@@ -42,6 +44,7 @@ MOST_ALIKE = 100.0
 NEAR = 2e-4
 # relative, of a tensor: above the rounding of a reduction in 16 bits
 OFF = 0.05
+SUMMED = "summed instead of averaged, unless the loss is divided by the ranks"
 LOST = "a transfer that was lost, or a rank that was left out"
 
 
@@ -59,10 +62,7 @@ def gradients(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
     ranks = max((found[name] for name in differ), key=len)
     what, cause, severe = _difference(rows, before, differ, ranks)
     if severe and (equal := _equal_after(rows, differ)):
-        what = "ranks have other gradients and the same parameters after the step "
-        what += f"({len(equal)} such tensors)"
-        cause = "the optimizer averages gradients, or shares its results, by itself"
-        yield note(rows, "averaged in step", what, cause, tensor=equal[0])
+        yield from _reduced_in_step(rows, before, equal)
         return
     where = {"ranks": ranks, "tensor": differ[0], "severe": severe}
     yield alarm(rows, "gradients", what, cause, **where)
@@ -94,6 +94,39 @@ def _equal_after(rows: Rows, names: Sequence[str]) -> list[str]:
         if moved and not unlike(after):
             found.append(name)
     return found
+
+
+def _reduced_in_step(
+    rows: Rows, before: Rows | None, equal: Sequence[str]
+) -> Iterable[Alarm]:
+    what = (
+        "ranks have other gradients and the same parameters after the step "
+        f"({len(equal)} such tensors)"
+    )
+    cause = "the optimizer averages gradients, or shares its results, by itself"
+    yield note(rows, "averaged in step", what, cause, tensor=equal[0])
+    factor = _factor_of_step(rows, before, equal)
+    if abs(factor - len(rows)) < CLOSE * len(rows):
+        what = f"the step is {len(rows)} times the mean of the ranks' own: their sum"
+        yield note(rows, "mean", what, SUMMED)
+
+
+def _factor_of_step(rows: Rows, before: Rows | None, names: Sequence[str]) -> float:
+    # by how much the parameters moved, in learning rates times the mean of the own
+    # gradients; 0 if the step is no such multiple (momentum, Adam), or if its start is
+    # not recorded
+    rates, old = rows[0]["lr"], before[0]["parameters"] if before else {}
+    known = [n for n in names if n in old and all(n in row["own"] for row in rows)]
+    begins = rows[0]["before"]
+    if len(rates) != 1 or not rates[0] or not known:
+        return 0.0
+    if any(old[name]["hash"] != begins[name] for name in known):
+        return 0.0
+    mean = torch.stack([vector(row, "own", known) for row in rows]).mean(0)
+    moved = vector(rows[0], "parameters", known)
+    moved -= joined({name: old[name]["sketch"] for name in known}, known)
+    factor, rest = as_multiple(moved, mean)
+    return -factor / rates[0] if rest < CLOSE else 0.0
 
 
 def _clipped(rows: Rows, together: Sketches) -> Alarm | None:
@@ -139,8 +172,7 @@ def _by_number_of_ranks(rows: Rows, before: Rows | None, factor: float) -> Alarm
     world_size = len(rows)
     if _near(factor, world_size):
         what = f"{world_size} times the mean of the ranks' own: their sum"
-        cause = "summed instead of averaged, unless the loss is divided by the ranks"
-        return note(rows, "mean", what, cause)
+        return note(rows, "mean", what, SUMMED)
     # clipping may hit it once
     if _near(factor, 1 / world_size) and _near(_factor(before), 1 / world_size):
         what = f"1/{world_size} of the mean of the ranks' own"

@@ -6,17 +6,18 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from minitrain.recording.alarm import Row, page_on
 from minitrain.recording.format import Recording, read_recording
-from minitrain.recording.rules import alarms_in
+from minitrain.recording.rules import findings_in
 from minitrain.recording.times import Times, read_times
 
 
 @dataclass(frozen=True)
 class Shown:
-    """A recording, the lines of its rules (True for alarms), and its times if any."""
+    """A recording, the findings of the rules, and its times if any."""
 
     recording: Recording
-    alarms: dict[str, bool]
+    findings: list[Row]
     times: Times | None
 
     @property
@@ -55,6 +56,11 @@ class Shown:
             if one.end is None
         ]
 
+    def lines(self, kind: str) -> list[str]:
+        """Return the lines of the findings that are an ``alarm``, or a ``note``."""
+        found = [row["line"] for row in self.findings if row["kind"] == kind]
+        return [line.removeprefix("minitrain: ") for line in found]
+
     def facts(self) -> dict[str, Any]:
         """Return the overview as plain values."""
         recording, times = self.recording, self.times
@@ -73,8 +79,9 @@ class Shown:
             "device": header["device"],
             "torch": header["torch"],
             "losses": [{"step": s, "loss": loss} for s, loss in self.losses.items()],
-            "alarms": [line for line, severe in self.alarms.items() if severe],
-            "notes": [line for line, severe in self.alarms.items() if not severe],
+            "alarms": self.lines("alarm"),
+            "notes": self.lines("note"),
+            "pages": [*dict.fromkeys(filter(None, map(page_on, self.findings)))],
             "steps_timed": times and times.num_timed,
             "samples_per_s": times and times.samples_per_s,
             "parts": times and times.parts,
@@ -95,4 +102,4 @@ def show(folder: str | Path) -> dict[str, Any]:
 def read_shown(folder: Path) -> Shown:
     """Return the recording in ``folder``. Raises UserError as :func:`show` does."""
     recording = read_recording(folder)
-    return Shown(recording, alarms_in(recording), read_times(folder))
+    return Shown(recording, findings_in(recording), read_times(folder))

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import get_args
 
 from minitrain.core.printable import note
-from minitrain.recording.alarm import Alarm, in_ranks
+from minitrain.recording.alarm import Alarm, in_ranks, page_on
 from minitrain.recording.clock import Phase, RecordingClock
 from minitrain.recording.format import line_of, ranks_in
 
@@ -125,7 +125,7 @@ class StallWatch:
             return asked
         found, lines = judge(places, self._timeout_s)
         self._write(line_of(found.row()))
-        for line in (found.line, *lines):
+        for line in (found.line, *lines, f"minitrain: see {page_on(found.row())}"):
             note(line)
         return asked
 

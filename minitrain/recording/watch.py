@@ -23,7 +23,7 @@ import torch.distributed as dist
 from minitrain.comm.torch_private import HashStore, PrefixStore, Store
 from minitrain.core.errors import EvidenceError
 from minitrain.core.printable import note
-from minitrain.recording.alarm import Alarm, against, unlike
+from minitrain.recording.alarm import Alarm, against, page_on, unlike
 from minitrain.recording.format import Row, line_of
 from minitrain.recording.rules import Judge, place
 
@@ -130,6 +130,8 @@ class Watch:
         self._raises, self.timeout_s = raises, timeout_s
         self.write: Callable[[bytes], None] = lambda line: None
         self._judge = Judge()
+        # pages of docs/ that were printed
+        self._pages: set[str] = set()
         self._rank, self._world_size = 0, 1
         self._store: Store = HashStore()
         if dist.is_available() and dist.is_initialized():
@@ -304,10 +306,16 @@ class Watch:
             missed = one.ranks if one.rule == "ranks" else []
             if self._rank == next(r for r in count() if r not in missed):
                 note(one.line)
+                self._point_to(page_on(one.row()))
             if one.severe and self._raises and ends is None:
                 ends = one.line
         if ends is not None:
             raise EvidenceError(ends)
+
+    def _point_to(self, page: str) -> None:
+        if page and page not in self._pages:
+            self._pages.add(page)
+            note(f"minitrain: see {page}")
 
 
 def _step_of(row: Row) -> int:

@@ -39,6 +39,8 @@ MARKS = {
     "breach": Mark.BREACH,
     "not run": Mark.NOT_RUN,
 }
+# figures of each check, which may be None
+FIGURES = ("bytes_equal", "max_ulp", "max_abs_diff", "detail")
 # checks that decide whether N processes are byte-equivalent to one
 BYTE_CHECKS = ("ranks", "replay", "replay_gradients", "replay_parameters")
 
@@ -85,9 +87,15 @@ def checks_of(entry: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 
 def require_known_verdicts(entries: Mapping[str, Any]) -> None:
-    """Raise ValueError for an unknown verdict on a run or a check."""
+    """Raise ValueError for an unknown verdict on a run or a check, or a check that
+    lacks a figure.
+    """
     for run, entry in entries.items():
-        words = {name: check["verdict"] for name, check in checks_of(entry).items()}
+        checks = checks_of(entry)
+        for name, check in checks.items():
+            if missing := [figure for figure in FIGURES if figure not in check]:
+                raise ValueError(f"{run}, {name}: no {missing[0]}")
+        words = {name: check["verdict"] for name, check in checks.items()}
         for name, word in {**words, "run": entry["verdict"]}.items():
             known = VERDICTS if name == "run" else [*CheckVerdict]
             if word not in known:

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 
 from minitrain.comm.torch_private import import_compiler
-from minitrain.core.params import Params, Train
+from minitrain.core.params import OptimizerName, Params, PrecisionName, Train
 from minitrain.data.batches import ShardFiles
 from minitrain.data.cut import Batches, Data
 from minitrain.data.order import steps_per_epoch
@@ -23,11 +23,9 @@ from minitrain.model.factory import build_model
 from minitrain.sync.catalog import find_strategy
 from minitrain.sync.guarantees import DEFAULTS, Tuning
 from minitrain.sync.strategy import Strategy
-from minitrain.train.precision import Name as PrecisionName
 from minitrain.train.rng import seed_everything
 from minitrain.train.step_record import recorded_steps
 
-OptimizerName = Literal["adamw", "sgd"]
 OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
     "adamw": torch.optim.AdamW,
     "sgd": torch.optim.SGD,

@@ -2,15 +2,15 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
 from minitrain.comm.torch_private import overflows_of
+from minitrain.core.params import PrecisionName
 
-Name = Literal["float32", "bf16", "fp16"]
-PRECISIONS: tuple[Name, ...] = get_args(Name)
+PRECISIONS: tuple[PrecisionName, ...] = get_args(PrecisionName)
 SIXTEEN_BITS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -22,7 +22,7 @@ class Precision:
     """
 
     def __init__(
-        self, name: Name, device_type: str = "cpu", *, scales: bool = True
+        self, name: PrecisionName, device_type: str = "cpu", *, scales: bool = True
     ) -> None:
         self._device_type = device_type
         self._dtype = SIXTEEN_BITS.get(name)

@@ -68,6 +68,13 @@ def ledger_sum(digests: Iterable[int]) -> str:
     return f"{sum(digests) % DIGEST_MODULUS:064x}"
 
 
+class Copies(dict[str, Tensor]):
+    """Dictionary that copies each tensor when it is set, to the CPU."""
+
+    def __setitem__(self, key: str, tensor: Tensor) -> None:
+        super().__setitem__(key, tensor.cpu().clone())
+
+
 class StepRecord:
     """Rows of one rank, collected while it trains.
 
@@ -94,7 +101,7 @@ class StepRecord:
         self._layout: list[Row] = []
         self._before_first: tuple[RandomState, Row] | None = None
         self.rows: list[Row] = []
-        self.sampled: Tensors = {}
+        self.sampled: Tensors = Copies()
         self.values: dict[str, Any] = {}
 
     def kept(self) -> Row:
@@ -137,8 +144,8 @@ class StepRecord:
     def _sample(
         self, step: int | str, kind: str, tensors: Mapping[str, Tensor]
     ) -> None:
-        for name, tensor in whole_copies(tensors).items():
-            self.sampled[f"{step}/{kind}/{name}"] = tensor
+        for name, tensor in tensors.items():
+            self.sampled[f"{step}/{kind}/{name}"] = whole(tensor)
 
     def layout(self, step: int, trace: SyncTrace) -> None:
         """Record DDP's buckets if they changed, and the ranks of each host."""

@@ -6,13 +6,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from minitrain.core.params import Params
+from minitrain.core.params import OptimizerName, Params
 from minitrain.data.batches import IGNORE_INDEX, causal_lm_loss
 from minitrain.data.cut import InMemory, count_targets
 from minitrain.model.gpt import CausalOutput
 from minitrain.sync.stock import StockDDP
 from minitrain.train.config import (
-    OptimizerName,
     RunConfig,
     config_of,
     whole_batches,

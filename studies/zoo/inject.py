@@ -14,10 +14,10 @@ from minitrain.check.check import Ladder, examine
 from minitrain.check.trial import run_ranks
 from minitrain.core.errors import run_stage
 from minitrain.core.files import write_json
+from minitrain.core.params import OptimizerName
 from minitrain.core.progress import progress
 from minitrain.core.provenance import provenance
 from minitrain.sync.guarantees import Defaults
-from minitrain.train.config import OptimizerName
 from minitrain.train.run import Inject
 
 STUDY = Path(__file__).resolve().parent

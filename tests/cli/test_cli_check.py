@@ -171,6 +171,15 @@ def test_large_model_reads_short_lines_in_two_steps_unless_told(
     assert length_for(124_000_000, 8) == SHORTEST
 
 
+def test_lines_that_are_cut_short_have_unlike_lengths(tmp_path: Path) -> None:
+    """Otherwise a mean of means would be the mean, and no check could tell."""
+    path = tmp_path / "text.txt"
+    path.write_bytes(b"abcdefghijkl\n" * 4)
+    (batch,) = text_batches(path, 5, 1, longest=8)
+    lengths = (batch["labels"] != IGNORE_INDEX).sum(1)
+    assert lengths.tolist() == [8, 7, 6, 5, 8]
+
+
 def test_model_whose_loss_is_no_mean_over_targets(
     model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -214,6 +223,7 @@ def test_all_strategies(
     assert "one process" not in said["powersgd"]
     own = ["--batches", f"{model}:batches", "--loss", f"{model}:loss"]
     every[1] = "bf16_compress"
+    monkeypatch.setattr(check, "STRATEGIES", every[1:2])
     assert run(["check", f"{model}:linear", *own, *every]) == 0
     why = "bf16_compress does not promise to stay close to one process"
     assert f"; not compared with one process: {why}" in capsys.readouterr().out
@@ -252,14 +262,16 @@ MISTAKES = [
         "loss = 3: must be callable",
     ),
     (["my_model.py:build", "--world-size", "1"], "--world-size = 1: must be greater"),
-    (["my_model.py:build", "--sync", "zero"], "--sync = 'zero': must be one of ddp, "),
+    (["my_model.py:build", "--sync", "zero"], "--sync = 'zero': must be one of all, "),
+    (["my_model.py:build", "--sync", "no.such:Own"], "--sync = 'no.such:Own': No mod"),
     (
-        ["my_model.py:build", "--optimizer", "adam"],
-        "--optimizer = 'adam': must be 'adamw' or 'sgd' (did you mean adamw?)",
+        ["my_model.py:build", "--sync", "all", "--optimizer", "adam"],
+        "--optimizer = 'adam': must be one of adamw, sgd (did you mean adamw?)",
     ),
-    (["my_model.py:build", "--precision", "fp8"], "--precision = 'fp8': must be '"),
+    (["my_model.py:build", "--precision", "fp8"], "--precision = 'fp8': must be one "),
+    # of all strategies; invariant has another reason
     (
-        ["my_model.py:build", "--world-size", "9"],
+        ["my_model.py:build", "--sync", "all", "--world-size", "9"],
         "batches[0]: 8 samples cannot be cut into 9 parts (--world-size or logical_",
     ),
     # a model of another convention

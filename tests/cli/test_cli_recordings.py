@@ -59,11 +59,13 @@ def test_within_rounding(
 
 def test_different(runs: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["verify", runs["a"], runs["rate"]]) == 1
-    assert capsys.readouterr().out.splitlines()[:2] == [
+    verdict, strip, *more = capsys.readouterr().out.splitlines()
+    assert [verdict, strip] == [
         "different at step 0: learning rate: 0.001 against 0.0005; probable cause: B's "
         "learning rate is divided by the number of processes",
         "steps 0 to 10 and the end: xxxxxx  (x different)",
     ]
+    assert "see docs/symptoms/loss-differs.md" in more
 
 
 def test_json(
@@ -75,6 +77,7 @@ def test_json(
     first = [facts["first"][key] for key in ("step", "what", "why")]
     assert first == [0, "learning rate", "RATE_DIVIDED"]
     assert "divided by the number of processes" in facts["first"]["cause"]
+    assert facts["page"] == "docs/symptoms/loss-differs.md"
     steps = [(step["step"], step["end"]) for step in facts["steps"]]
     assert steps == [*((step, False) for step in (0, 1, 2, 5, 10)), (11, True)]
     # and what was not recorded

@@ -10,6 +10,7 @@ from one_line import refusal
 from waiting import GENEROUS_S
 
 from minitrain.cli.main import COMMANDS, run
+from minitrain.sync.catalog import STRATEGIES
 
 
 def test_without_arguments_there_are_examples(
@@ -82,6 +83,11 @@ MISTAKES = [
         "verify a",
         "minitrain verify: the following arguments are required: B; see minitrain "
         "verify --help",
+    ),
+    (
+        "check my_model.py:build --sync al",
+        f"--sync = 'al': must be one of all, {', '.join(STRATEGIES)} (did you mean "
+        "all?)",
     ),
     (
         "check my_model.py:build --steps many",

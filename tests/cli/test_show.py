@@ -152,6 +152,10 @@ def test_times_of_two_recordings_in_words() -> None:
         "longer: wait for other ranks +9.0 ms, data, and what is between steps -1.0 ms "
         "(noise 1.5 ms)"
     )
+    none = TimesCompared(0.0, 1.0, 0.5, {}, one_host=True)
+    assert times_compared(none).startswith(
+        "time: a step takes 0.0 ms in A, 1.0 ms in B"
+    )
     same = TimesCompared(40.0, 41.0, 1.5, {}, one_host=True)
     assert times_compared(same) == (
         "time: no difference is seen: a step takes 40.0 ms in A, 41.0 ms in B, noise "

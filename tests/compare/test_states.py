@@ -5,6 +5,7 @@ names that mean the same: wrappers' words, and a model inside a checkpoint.
 import argparse
 import pickle
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -159,15 +160,36 @@ def test_python_objects_are_inert(tmp_path: Path) -> None:
     for number, path in enumerate(files):
         args = argparse.Namespace(lr=0.1, mean=torch.ones(2))
         content = {"w": torch.full((2,), float(number)), "args": args}
-        torch.save(content | {"of": torch.optim.AdamW}, path)
+        torch.save(content, path)
     a, b = map(read_state, files)
     assert a.objects == {"args": "argparse.Namespace"}
-    assert a.values == {"of": "torch.optim.adamw.AdamW"}
     assert sorted(a.tensors) == ["args.mean", "w"]
     found = compare_states(a, b)
     assert (found.equal, found.num_different_tensors) == (False, 1)
     assert found.objects == ["args (argparse.Namespace)"]
     assert compare_states(a, a).equal
+
+
+@pytest.mark.parametrize("wrap", [lambda of: of, lambda of: {of}], ids=["bare", "set"])
+def test_classes_are_compared_by_identity(
+    tmp_path: Path, wrap: Callable[[object], object]
+) -> None:
+    """A class equals itself in two files; no other class, and not its name."""
+    by_name = "torch.optim.adamw.AdamW"
+    contents = [torch.optim.AdamW, torch.optim.AdamW, torch.optim.Adam, by_name]
+    read = []
+    for number, content in enumerate(contents):
+        path = tmp_path / f"{number}.pt"
+        torch.save({"w": torch.ones(2), "of": wrap(content)}, path)
+        read.append(read_state(path))
+    a, same, other, name = read
+    assert compare_states(a, read_state(tmp_path / "0.pt")).equal
+    assert compare_states(a, same).equal
+    for b, shown in ((other, "<class 'torch.optim.adam.Adam'>"), (name, by_name)):
+        found = compare_states(a, b)
+        assert (found.equal, [*found.values]) == (False, ["of"])
+        assert f"<class '{by_name}'>" in found.values["of"]
+        assert shown in found.values["of"]
 
 
 def test_a_file_is_mapped_into_memory_and_not_read(tmp_path: Path) -> None:
@@ -256,6 +278,7 @@ def test_names_that_cannot_be_aligned(
     assert (found.equal, found.num_different_tensors) == (False, 0)
     assert found.num_tensors == num_tensors
     assert found.only_in_a
+    assert found.only_in_b
     if not num_tensors:
         assert [*align(state(a), state(b)).a.tensors] == [*a]
         assert found.said == []

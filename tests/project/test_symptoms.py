@@ -10,7 +10,8 @@ from project import ROOT, run_in
 PAGES = [p for p in pages_of("docs/symptoms") if not p.endswith("README.md")]
 # not times, nor which of their words noise decides
 KEY = re.compile(
-    r"minitrain: (note|alarm)|alarm|(same|equal|different)\b|  rank \d: |rank \d is"
+    r"minitrain: (note|alarm|see)|alarm|(same|equal|different|see)\b|  rank \d: "
+    r"|rank \d is"
 )
 pytestmark = [pytest.mark.timeout(900), pytest.mark.thorough]
 

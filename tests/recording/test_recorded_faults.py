@@ -130,11 +130,13 @@ def same_seed(generator: str) -> Loop:
 
 
 class Averages(Optimizer):
-    """Reduces gradients in its step, all of them but ``left_out``."""
+    """Averages, or sums, gradients in its step: all of them but ``left_out``."""
 
-    def __init__(self, model: nn.Module, left_out: int) -> None:
+    def __init__(
+        self, model: nn.Module, left_out: int = -1, divides: bool = True
+    ) -> None:
         super().__init__(model.parameters(), {"lr": 0.01})
-        self.left_out = left_out
+        self.left_out, self.divides = left_out, divides
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
@@ -142,13 +144,13 @@ class Averages(Optimizer):
             gradient = parameter.grad.clone()
             if number != self.left_out:
                 dist.all_reduce(gradient)
-                gradient /= dist.get_world_size()
+                gradient /= dist.get_world_size() if self.divides else 1
             parameter.add_(gradient, alpha=-self.param_groups[0]["lr"])
 
 
-def left_out_of_step(folder: Path, fault: bool, rank: int) -> None:
+def reduced_in_step(folder: Path, fault: bool, rank: int, **wrong: Any) -> None:
     model = plain()
-    for step in steps(folder, model, Averages(model, 2 if fault else -1)):
+    for step in steps(folder, model, Averages(model, **wrong if fault else {})):
         loss_of(model, batch(step, rank)).backward()
 
 
@@ -267,7 +269,14 @@ FAULTS: dict[str, tuple[Loop, tuple[str, str, int, list[int], str]]] = {
     "torch": (same_seed("torch"), ("note", "shared seed", 2, [], "torch's global")),
     "NumPy": (same_seed("NumPy"), ("note", "shared seed", 2, [], "NumPy's global")),
     "random": (same_seed("random"), ("note", "shared seed", 2, [], "random's global")),
-    "left out": (left_out_of_step, ("alarm", "parameters", 0, [1], "not this one")),
+    "left out": (
+        partial(reduced_in_step, left_out=2),
+        ("alarm", "parameters", 0, [1], "not this one"),
+    ),
+    "summed": (
+        partial(reduced_in_step, divides=False),
+        ("note", "mean", 1, [], "their sum"),
+    ),
     "NaN": (not_finite, ("note", "not finite", 3, [1], "inputs that are not finite")),
     "skipped": (skipped, ("note", "steps", 3, [1], "backward pass was skipped")),
     "padded": (padded, ("note", "padding", 2, [1], "DistributedSampler pads")),
@@ -278,7 +287,7 @@ FAULTS: dict[str, tuple[Loop, tuple[str, str, int, list[int], str]]] = {
     "two": (two_networks, ("alarm", "gradients", 3, [1], "makes.weight")),
 }
 # notes of right loops
-EXPECTED = {"left out": {"averaged in step"}}
+EXPECTED = {"left out": {"averaged in step"}, "summed": {"averaged in step"}}
 
 
 def run_all(folder: Path) -> None:

@@ -56,6 +56,7 @@ def test_stall_is_reported_once_and_the_run_goes_on(kind: str, tmp_path: Path) -
     assert len(stalls) == 1, said
     assert stalls[0].endswith(f": no part of a step ended for 2 s{waits}")
     assert re.search(f"^  rank 1: {of_rank_1}", said, re.M), said
+    assert said.count("minitrain: see docs/symptoms/hang-in-all-reduce.md\n") == 1
     assert re.search(r"^  rank 0: in ", said, re.M), said
     recording = read_recording(tmp_path / "run")
     notes = [a for rank in recording.ranks.values() for a in rank.alarms]

@@ -19,6 +19,7 @@ from minitrain.compare.recordings import RecordingsCompared, compare_recordings
 from minitrain.core.errors import RankError
 from minitrain.harness.launcher import launch
 from minitrain.recording.format import Row, read_recording
+from minitrain.recording.rows import TWIN
 
 FIRST, HEAD = "first.weight", "head.weight"
 
@@ -193,6 +194,22 @@ def test_without_a_bug_it_is_the_same_computation(
     found = runs.compared(bug, ranks)
     assert found.verdict == "same computation within rounding", found.first
     assert bug or found.alarms == {"A": [], "B": []}
+
+
+def test_adam_is_the_same_computation_with_a_twin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setting = Setting(adam=True, every=5)
+    one, two, twin = (tmp_path / name for name in ("one", "two", "twin"))
+    run(one, "", setting, 0, 1)
+    launch(train, 2, two, "", setting)
+    monkeypatch.setenv(TWIN, "1")
+    run(twin, "", setting, 0, 1)
+    for pair in ((one, two), (one, two, twin), (one, twin)):
+        found = compare_recordings(*pair)
+        assert found.verdict == "same computation within rounding"
+        assert [s.step for s in found.steps] == [0, 1, 2, 5, 10, 11]
+        assert [s.end for s in found.steps] == [False] * 5 + [True]
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,9 @@ from minitrain.report.render import to_html
 
 pytestmark = pytest.mark.slow
 NARROW, WIDE = 390, 1440
-# all visible texts, after opening folded ones
+# from the Web Content Accessibility Guidelines, for text of any size
+LEAST_CONTRAST = 4.5
+# all visible texts, after opening folded ones; colors are taken as opaque
 SCRIPT = r"""
 (() => {
   document.querySelectorAll("details").forEach(one => { one.open = true; });
@@ -43,10 +45,29 @@ SCRIPT = r"""
       if (lines.size > 1) broken.push(match[0]);
     }
   }
+  const luminance = color => {
+    const [r, g, b] = color.match(/[\d.]+/g).slice(0, 3).map(c => c / 255).map(
+      c => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const ground = element => {
+    if (!element) return "rgb(255, 255, 255)";
+    const color = getComputedStyle(element).backgroundColor;
+    return color.endsWith(", 0)") ? ground(element.parentElement) : color;
+  };
+  const contrast = element => {
+    const [light, dark] = [getComputedStyle(element).color, ground(element)]
+      .map(luminance).sort((a, b) => b - a);
+    return (light + 0.05) / (dark + 0.05);
+  };
   const root = document.documentElement;
   return {
     texts: texts.length,
     too_wide: Math.max(root.scrollWidth, document.body.scrollWidth) - innerWidth,
+    faint: texts.filter(node => contrast(node.parentElement) < LEAST_CONTRAST)
+      .map(node => node.data.trim().slice(0, 60)),
+    no_alt: [...document.images].filter(one => !(one.getAttribute("alt") || "").trim())
+      .map(one => one.src.slice(0, 60)),
     not_drawn: [...document.images].filter(one => !one.complete || !one.naturalWidth)
       .map(one => one.src.slice(0, 60)),
     broken,
@@ -57,10 +78,10 @@ SCRIPT = r"""
 
 def look_at(visit: Visit) -> tuple[int, dict[str, Any]]:
     """Unfold the page and return its number of texts, and its faults by name: pixels
-    beyond the window, images without content, names of runs in two lines, external
-    addresses, and errors.
+    beyond the window, texts with less than LEAST_CONTRAST, images without alt text or
+    content, names of runs in two lines, external addresses, and errors.
     """
-    seen = visit.evaluate(SCRIPT)
+    seen = visit.evaluate(SCRIPT.replace("LEAST_CONTRAST", str(LEAST_CONTRAST)))
     texts, seen["too_wide"] = seen.pop("texts"), max(seen["too_wide"], 0)
     # the first is the page
     others = [one for one in visit.asked[1:] if not one.startswith("data:")]
@@ -139,8 +160,10 @@ def test_page_of_a_breach_is_readable(chromium: Browser, tmp_path: Path) -> None
     broken = ladder_of(2) | {"ranks": rung("breach", detail=f"{LONG} <differs>")}
     refuse({"gloo-1": ladder_of(1), "gloo-2": broken}, tmp_path)
     page = tmp_path / "report.html"
-    texts, faults = look_at(chromium.visit(page.as_uri(), width=NARROW))
-    assert (texts > 10, faults) == (True, {})
+    for scheme in GROUNDS:
+        visit = chromium.visit(page.as_uri(), width=NARROW, scheme=scheme)
+        texts, faults = look_at(visit)
+        assert (texts > 10, faults) == (True, {}), scheme
 
 
 def test_page_is_printed_bright_and_unfolded(chromium: Browser, tmp_path: Path) -> None:
@@ -164,6 +187,12 @@ WIDE_TABLE = f"<table><tr>{'<td>a cell of a table</td>' * 20}</tr></table>"
 PLANTED: list[tuple[str, set[str]]] = [
     (f'<img src="{PIXEL}" alt="a pixel">', set()),
     (WIDE_TABLE, {"too_wide"}),
+    # 4.48 on white, and the smallest sufficient contrast
+    ('<p style="color: #777">gray</p>', {"faint"}),
+    ('<p style="color: #767676">gray</p>', set()),
+    ('<p style="background: #111; color: #555"><b>dark</b></p>', {"faint"}),
+    (f'<img src="{PIXEL}">', {"no_alt"}),
+    (f'<img src="{PIXEL}" alt=" ">', {"no_alt"}),
     ('<img src="data:image/png;base64,AAAA" alt="torn">', {"not_drawn"}),
     ("<script src=other.js></script>", {"elsewhere", "complaints"}),
     ('<p style="width: 3ch; word-break: break-all">gloo-2</p>', {"broken"}),

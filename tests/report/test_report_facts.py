@@ -12,6 +12,7 @@ from report_inputs import (
     HOSTS,
     MACHINE,
     MODEL,
+    bugs,
     facts,
     hosts,
     ladder_of,
@@ -26,7 +27,9 @@ from report_inputs import (
     studied_ladder,
     timing_of,
 )
+from zoo_digest import LossCurve
 
+from minitrain.core.arms import baseline_arms
 from minitrain.core.errors import UserError
 from minitrain.report.checks import Mark, byte_equivalent, outcomes_of
 from minitrain.report.facts import Facts, exposed_comm_pct
@@ -289,11 +292,13 @@ def test_nothing_shows_a_number_of_a_busy_machine() -> None:
     keys = ("allreduce_p50_ms", "allreduce_p95_ms", "noise_floor")
     speeds = ("tokens_per_sec_1proc", "tokens_per_sec_2proc")
     assert {found[key] for key in (*keys, *speeds)} == {None}
+    assert f.scaling.filter(like="tokens").isna().all(axis=None)
     text = str(report(f))
     # the speed of an arm, the all-reduce, computing and the noise floor
     for number in ("16,4", "12.5 ms", "84.0 %", "1.64"):
         assert number not in text
     assert text.count("not measured (machine busy)") > 20
+    assert "84.0 %" in str(report(facts([1, 2])))
 
 
 def test_a_study_applies_to_what_produced_it() -> None:
@@ -353,3 +358,16 @@ def test_bare_allreduce_is_of_this_machine_and_size() -> None:
     assert bare_allreduce(sweep, MACHINE, 3, 3_500_000) is None
     assert bare_allreduce(sweep, MACHINE | {"cores": 4}, 2, 3_500_000) is None
     assert bare_allreduce(sweep, MACHINE, 2, 10**9) is None
+
+
+def test_bugs_are_counted_by_their_loss_curve_and_by_their_check() -> None:
+    assert sentence("bugs_headline", bugs()) == (
+        f"1 of 3 injected bugs left a loss curve that {LossCurve.HIDDEN}; 2 were "
+        "caught by the check designed for them"
+    )
+
+
+def test_duplicate_of_an_arm_is_named_as_one() -> None:
+    arms = {arm.name: arm for arm in baseline_arms([1, 2])}
+    words = sentence("arm", arms["one_process-again"], "shm")
+    assert words == "one process, A/A duplicate"

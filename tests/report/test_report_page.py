@@ -321,6 +321,7 @@ def test_study_says_what_changed_since(project: Path) -> None:
     [
         ("metrics/timing.json", "stragglers", "s", "json: damaged.*no stragglers of g"),
         ("metrics/equivalence.json", '"passed"', '"fine"', "gloo-1, trained: verdict"),
+        ("metrics/equivalence.json", "max_ulp", "ulp", "version.*gloo-1, .*no max_ulp"),
         ("metrics/equivalence.json", '"undecided"', '"good"', "run: verdict 'good'"),
         ("data/runs/gloo-2/provenance.json", '"sync"', '"s"', "json: damaged.*no sync"),
         ("metrics/account.csv", "20.0,", "2o.0,", "account.csv: damaged"),

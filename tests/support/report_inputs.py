@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from zoo_digest import LossCurve
 
 from minitrain.analysis.comparison import baseline_rounds
 from minitrain.core.arms import baseline_arms
@@ -261,9 +262,9 @@ def studied_collectives(**machine: Any) -> pd.DataFrame:
 def bugs() -> dict[str, Any]:
     """The result of the study ``zoo``, with three bugs."""
     found = (
-        ("sum_for_mean", "looks right", "replay", ["replay"]),
-        ("other_data", "looks wrong", "data", ["data", "replay"]),
-        ("stops", "training stops", "ranks", []),
+        ("sum_for_mean", LossCurve.HIDDEN.value, "replay", ["replay"]),
+        ("other_data", LossCurve.SHOWS.value, "data", ["data", "replay"]),
+        ("stops", LossCurve.STOPS.value, "ranks", []),
     )
     keys = ("met_in", "loss", "check", "caught_by")
     made = {"measured_at": "2026-01-01T02:03:04Z"}

@@ -24,7 +24,7 @@ from waiting import GENEROUS_S
 from minitrain.analysis.account import DDP_SAYS
 from minitrain.bench.ledger import CollectiveLedger
 from minitrain.comm.groups import distributed
-from minitrain.core.params import Params
+from minitrain.core.params import Params, PrecisionName
 from minitrain.harness.launcher import launch
 from minitrain.proof.bits import Rung, not_run
 from minitrain.proof.evidence import Evidence
@@ -38,7 +38,7 @@ from minitrain.train.clock import Row
 from minitrain.train.config import OPTIMIZERS
 from minitrain.train.loop import train
 from minitrain.train.observer import StepObserver
-from minitrain.train.precision import PRECISIONS, SIXTEEN_BITS, Name, Precision
+from minitrain.train.precision import PRECISIONS, SIXTEEN_BITS, Precision
 from minitrain.train.run import Job, preflight
 from minitrain.train.step_record import StepRecord
 from minitrain.train.worker import Worker
@@ -240,7 +240,7 @@ def test_buckets_are_noted_with_the_hosts_that_decide_their_sum() -> None:
 
 
 @pytest.mark.parametrize("name", PRECISIONS)
-def test_products_have_the_type_that_is_named(name: Name) -> None:
+def test_products_have_the_type_that_is_named(name: PrecisionName) -> None:
     with Precision(name).autocast():
         product = torch.ones(2, 2) @ torch.ones(2, 2)
     assert product.dtype == SIXTEEN_BITS.get(name, torch.float32)
