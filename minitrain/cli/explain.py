@@ -99,8 +99,11 @@ def _gradient(samples: list[int]) -> "Tensor":
 def _after_step(gradient: "Tensor") -> float:
     import torch
 
+    from minitrain.comm.torch_private import import_compiler
+
     model = _model()
     model.weight.grad = gradient.view_as(model.weight)
+    import_compiler()
     torch.optim.SGD(model.parameters(), lr=LEARNING_RATE).step()
     return model.weight.item()
 

@@ -27,6 +27,7 @@ from minitrain.comm.store import (
 )
 from minitrain.comm.torch_private import (
     HashStore,
+    import_compiler,
     set_group_timeout,
 )
 from minitrain.core.errors import UserError
@@ -152,6 +153,7 @@ def wrap_for_ddp(
         process_group: Ranks over which gradients are averaged; None for all.
         options: Arguments of DistributedDataParallel, such as ``bucket_cap_mb`` (MiB).
     """
+    import_compiler()
     wrapped = DistributedDataParallel(model, process_group=process_group, **options)
     # If torch's Reducer is the last owner of a destroyed group, it joins gloo's threads
     # while it holds the GIL, and a thread that still needs the GIL never ends. This

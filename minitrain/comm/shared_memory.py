@@ -58,6 +58,7 @@ class SharedMemoryGroup:
         # cached views by type: creating one takes longer than adding a small tensor
         self._rows: dict[torch.dtype, list[list[Tensor]]] = {}
         self._writing = 0
+        self._brings = b""
 
     def __enter__(self) -> Self:
         return self
@@ -78,12 +79,12 @@ class SharedMemoryGroup:
         that the payload of a NaN may differ.
 
         Args:
-            tensor: A dense CPU tensor of any number type. Tensors that differ in size
-                or type between ranks give wrong sums, without an error.
+            tensor: A dense CPU tensor of any number type, of the same size and type on
+                every rank.
 
         Raises:
-            RankError: The rank that it names ended or did not answer. After any error
-                the group is closed.
+            RankError: The rank that it names ended, did not answer or brings another
+                size or type. After any error the group is closed.
         """
         self._together("all_reduce", tensor, self._add)
 
@@ -101,7 +102,9 @@ class SharedMemoryGroup:
         if self.world_size == 1:
             return
         try:
-            do(tensor.detach().view(-1), self._slots)
+            flat = tensor.detach().view(-1)
+            self._brings = f"{name} of {len(flat)} {flat.dtype}".encode()
+            do(flat, self._slots)
         except BaseException:
             # the ranks are no longer in step
             self.close()
@@ -180,5 +183,5 @@ class SharedMemoryGroup:
             sent = piece
 
     def _end_tick(self) -> None:
-        self._links.barrier()
+        self._links.barrier(self._brings)
         self._writing = 1 - self._writing

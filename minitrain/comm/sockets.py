@@ -21,8 +21,9 @@ import torch.distributed as dist
 from minitrain.comm.together import everyone
 from minitrain.core.errors import RankError, UserError
 
-# a message between two ranks: the number of the sender, or of a rank that it lost
-WORD_BYTES = 2
+# a word between ranks: its sender, or a rank that it lost, and what the sender brings
+HEAD_BYTES, BRINGS_BYTES = 2, 62
+WORD_BYTES = HEAD_BYTES + BRINGS_BYTES
 # about the cost of falling asleep and being woken
 LISTEN_AWAKE_S = 100e-6
 CLOSED = "connection closed by peer"
@@ -50,8 +51,13 @@ def hosts_of(group: dist.ProcessGroup | None = None) -> list[list[int]]:
 
 
 def _host() -> tuple[str, ...]:
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return (boot, *(os.readlink(f"/proc/self/ns/{kind}") for kind in ("pid", "net")))
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        spaces = [os.readlink(f"/proc/self/ns/{kind}") for kind in ("pid", "net")]
+    except OSError:
+        # some sandboxes have neither
+        return (socket.gethostname(),)
+    return (boot, *spaces)
 
 
 def meet(
@@ -135,7 +141,7 @@ class Links:
         self._names = names
         self._timeout_s = timeout_s
         self._peers: dict[int, socket.socket] = {}
-        self._words = [rank.to_bytes(WORD_BYTES, "big") for rank in range(len(names))]
+        self._heads = [rank.to_bytes(HEAD_BYTES, "big") for rank in range(len(names))]
         _open_links.add(self)
 
     def connect(self, door: socket.socket, seats: Sequence[Seat]) -> None:
@@ -192,18 +198,23 @@ class Links:
         self.barrier()
         return memory
 
-    def barrier(self) -> None:
-        """Wait until every rank is here.
+    def barrier(self, brings: bytes = b"") -> None:
+        """Wait until every rank is here, and brings the same as this one.
+
+        Args:
+            brings: Text of at most BRINGS_BYTES.
 
         Raises:
-            RankError: A rank ended, left or was silent for too long. Every rank gets
-                the error, which names the first such rank; the links are closed then.
+            RankError: A rank ended, left, was silent for too long or brings something
+                else. Every rank gets the error, which names the first such rank; the
+                links are closed then.
         """
+        said = brings.ljust(BRINGS_BYTES)
         deadline = time.monotonic() + self._timeout_s
         for peer in self._peers.values():
             # a rank that ended may have sent its word before: received below
             with suppress(OSError):
-                peer.send(self._words[self._rank])
+                peer.send(self._heads[self._rank] + said)
         for rank, peer in self._peers.items():
             try:
                 received = _listen(peer, deadline)
@@ -213,9 +224,18 @@ class Links:
                 received = b""
             if not received:
                 self._give_up(rank, CLOSED)
-            if received != self._words[rank]:
-                lost = self._words.index(received)
+            lost = self._heads.index(received[:HEAD_BYTES])
+            if lost != rank:
                 self._give_up(lost, f"says rank {self._names[rank]}")
+            if received[HEAD_BYTES:] != said:
+                # the others have the word of this rank, and see it themselves
+                self.close()
+                raise RankError(
+                    f"rank {self._names[rank]} brings "
+                    f"{received[HEAD_BYTES:].decode().strip()}, and rank "
+                    f"{self._names[self._rank]} {brings.decode()}: must be the same on "
+                    "every rank"
+                )
 
     def close(self) -> None:
         """Close the sockets, so that ranks that wait for this one fail at once."""
@@ -230,7 +250,7 @@ class Links:
         # else the others would report this rank, which exits now, as the lost one
         for peer in self._peers.values():
             with suppress(OSError):
-                peer.send(self._words[lost])
+                peer.send(self._heads[lost] + bytes(BRINGS_BYTES))
         self.close()
         raise RankError(f"rank {self._names[lost]} is lost: {why}")
 

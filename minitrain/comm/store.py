@@ -11,7 +11,7 @@ import json
 import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,8 @@ RUN_ID = "TORCHELASTIC_RUN_ID"
 # interfaces of gloo, separated by commas
 INTERFACES = "GLOO_SOCKET_IFNAME"
 PROBE_S = 2
+# rank 0 may serve the store, so it stays until the others have read all facts
+READ_S = 5.0
 _joined = itertools.count()
 
 
@@ -97,7 +99,13 @@ def require_same(
     store.set(f"facts {rank}", json.dumps([socket.gethostname(), dict(facts)]))
     keys = [f"facts {other}" for other in range(world_size)]
     store.wait(keys)
-    if line := _difference([json.loads(store.get(key)) for key in keys]):
+    line = _difference([json.loads(store.get(key)) for key in keys])
+    store.set(f"read {rank}", "")
+    if line and rank == 0:
+        with suppress(dist.DistError):
+            keys = [f"read {other}" for other in range(world_size)]
+            store.wait(keys, timedelta(seconds=READ_S))
+    if line:
         raise UserError(line)
 
 
@@ -125,7 +133,7 @@ def differing_fact(
         if name not in but and values[0] != values[1]:
             # the first characters of a hash are enough
             one, other = (
-                t if len(t) < 64 else f"{t[:16]}..." for t in map(str, values)
+                t if len(t) < 64 else f"{t[:16]}..." for t in map(repr, values)
             )
             return name, one, other
     return "", "", ""

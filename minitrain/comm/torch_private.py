@@ -4,9 +4,12 @@ Written for torch 2.13; environment.torch in params.yaml pins the release. After
 upgrade, compare this file with torch's source.
 """
 
+import importlib
 import os
 import socket
 import struct
+import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -32,6 +35,7 @@ OLDEST = "2.9"
 if torch.__version__ < OLDEST:
     raise UserError(f"torch {torch.__version__}: minitrain needs {OLDEST} or newer")
 
+COMPILER_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 # nanoseconds of the last step; torch's averages begin with the first step
 LOGGED = (
     "forward_compute_time",
@@ -107,6 +111,20 @@ def group_by(ranks: Sequence[int], name: str, timeout_s: float) -> dist.ProcessG
     numbers = {rank: number for number, rank in enumerate(ranks)}
     torch_groups._world.pg_group_ranks[group] = numbers
     return group
+
+
+def import_compiler() -> None:
+    """Import torch's compiler, as every optimizer and DDP do, without leaving an empty
+    folder for its cache in TMPDIR.
+    """
+    if COMPILER_CACHE in os.environ or "torch._dynamo" in sys.modules:
+        return
+    # an existing folder, so that none is made
+    os.environ[COMPILER_CACHE] = tempfile.gettempdir()
+    try:
+        importlib.import_module("torch._dynamo")
+    finally:
+        del os.environ[COMPILER_CACHE]
 
 
 def ddp_times_ns(ddp: Any) -> tuple[float, ...] | None:

@@ -18,8 +18,10 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from minitrain.comm.torch_private import parameters_of_ddp
+from minitrain.comm.torch_private import import_compiler, parameters_of_ddp
 
+# as the first optimizer would, but so that it leaves no folder
+import_compiler()
 Method = TypeVar("Method", bound=Callable[..., Any])
 Named = TypeVar("Named", bound=Tensor | nn.Module)
 # under these names DDP, torch.compile, Fabric and others hold the model they wrap

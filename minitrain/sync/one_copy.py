@@ -12,12 +12,12 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from itertools import accumulate, count
+from itertools import accumulate, count, pairwise
 from typing import ClassVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from minitrain.comm.groups import group_timeout_s
 from minitrain.comm.shared_memory import ALIGNMENT
@@ -43,6 +43,7 @@ class OneCopy(Flat):
 
     def set_up(self) -> None:
         super().set_up()
+        _refuse_aliases(self.model)
         named, trained = dict(self.model.named_parameters()), self._trained
         if len(trained) < self.world_size:
             raise UserError(
@@ -178,6 +179,19 @@ class OneCopy(Flat):
     @staticmethod
     def reference(gradients: Sequence[Tensor]) -> Tensor:
         return tree_sum(gradients)
+
+
+def _refuse_aliases(model: nn.Module) -> None:
+    # a tensor that moves to the memory no longer changes with one that stays
+    named = dict(model.named_parameters())
+    tensors = [*model.named_buffers(), *named.items()]
+    spans = [(t.data_ptr(), t.data_ptr() + t.nbytes, n) for n, t in tensors if t.nbytes]
+    for (_, end, name), (start, _, other) in pairwise(sorted(spans)):
+        if start < end and {name, other} & named.keys():
+            raise UserError(
+                f"train.sync = 'one_copy': {name} and {other} share memory: they must "
+                "be one Parameter, or separate tensors; else use shm"
+            )
 
 
 def _owners(parameters: Mapping[str, Tensor], world_size: int) -> dict[str, int]:

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from minitrain.comm.ring import ring_sum
+from minitrain.comm.torch_private import import_compiler
 from minitrain.sync.guarantees import Guarantees, Tuning
 
 # (calls, bytes of one rank's payload) by operation in one step
@@ -77,6 +78,7 @@ class Strategy:
         self.trace = SyncTrace()
         self.world_size = dist.get_world_size(group) if dist.is_initialized() else 1
         self.rank = dist.get_rank(group) if dist.is_initialized() else 0
+        import_compiler()
         self.set_up()
 
     def set_up(self) -> None:

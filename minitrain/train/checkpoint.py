@@ -96,14 +96,14 @@ class Checkpoints:
         only_first(lambda: _lock(self.folder))
         return all(who_sees(self.folder))
 
-    def newest(self) -> Path | None:
-        """Return the newest complete checkpoint of this run, the same on all ranks;
-        None if there is none. Collective.
+    def newest(self, below: int | None = None) -> Path | None:
+        """Return the newest complete checkpoint of this run, of fewer steps than
+        ``below``, the same on all ranks; None if there is none. Collective.
         """
-        return only_first(lambda: newest_whole(self.folder, self._is_ours))
-
-    def _is_ours(self, found: Manifest) -> bool:
-        return found == dict(self.identity)
+        ours = dict(self.identity)
+        return only_first(
+            lambda: newest_whole(self.folder, lambda found: found == ours, below)
+        )
 
     def forget(self) -> None:
         """Remove all of them after the run has ended."""
@@ -128,11 +128,15 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix(STEP))
 
 
-def newest_whole(folder: Path, is_ours: Callable[[Manifest], bool]) -> Path | None:
-    """Return the newest complete checkpoint in ``folder`` whose identity ``is_ours``.
-    Print a note on stderr about newer ones.
+def newest_whole(
+    folder: Path, is_ours: Callable[[Manifest], bool], below: int | None = None
+) -> Path | None:
+    """Return the newest complete checkpoint in ``folder`` whose identity ``is_ours``,
+    of fewer steps than ``below``. Print a note on stderr about newer ones.
     """
     for step in steps_in(folder):
+        if below is not None and step >= below:
+            continue
         checkpoint = folder / f"{STEP}{step}"
         try:
             if is_ours(read_manifest(checkpoint)["identity"]):
@@ -211,6 +215,9 @@ def _is_locked(folder: Path) -> bool:
     # its holder may remove it at any moment
     with suppress(FileNotFoundError):
         folder.mkdir(parents=True, exist_ok=True)
+        for above in (folder.parent, folder.parent.parent):
+            # a power cut must not lose the way to it
+            fsync(above)
         descriptor = _held.pop(folder.resolve(), None) or os.open(folder, os.O_RDONLY)
         with suppress(BlockingIOError, FileNotFoundError):
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

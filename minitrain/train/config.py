@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from minitrain.comm.torch_private import import_compiler
 from minitrain.core.params import OptimizerName, Params, PrecisionName, Train
 from minitrain.data.batches import ShardFiles
 from minitrain.data.cut import Batches, Data
@@ -92,6 +93,7 @@ class RunConfig:
 def plain_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer:
     """Build the optimizer of one process with the whole ``model``."""
     # without a strategy, whose mistakes a replay must not repeat
+    import_compiler()
     return config.kind_of_optimizer(model.parameters(), lr=config.learning_rate)
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import astuple
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from minitrain.comm.groups import barrier
 from minitrain.comm.heartbeat import Heartbeat, my_heartbeat
 from minitrain.core.errors import UserError
+from minitrain.core.load import Usage
 from minitrain.data.batches import MicroBatch
 from minitrain.train.clock import NS_PER_MS, Row, StepClock, bucket_times
 from minitrain.train.rng import untouched
@@ -108,12 +110,18 @@ class StepObserver(Observer):
         # a checkpoint was written or read since the last step
         self._was_interrupted = False
         self._records = records
+        # the usage before: of the processes that this one resumes
+        self._began, self._used_before = Usage.now(), Usage(0.0, 0.0, 0.0, 0.0, 0)
         self.place = my_heartbeat() if records else Heartbeat()
 
     def kept(self) -> Row:
         self._was_interrupted = True
         lists = {name: getattr(self.result, name) for name in LISTS}
-        return lists | self.recorder.kept()
+        return lists | {"used": astuple(self.usage())} | self.recorder.kept()
+
+    def usage(self) -> Usage:
+        """Return the usage in training, summed over all processes of this rank."""
+        return Usage.now().since(self._began).plus(self._used_before)
 
     def sampled(self) -> dict[str, Tensor]:
         # their hashes are compared between ranks, so one rank's are enough
@@ -123,6 +131,7 @@ class StepObserver(Observer):
         self._was_interrupted = True
         for name in LISTS:
             setattr(self.result, name, kept[name])
+        self._used_before = Usage(*kept["used"])
         # JSON made lists of the tuples
         self.result.digests = [tuple(digests) for digests in kept["digests"]]
         self.recorder.restore(kept)

@@ -25,9 +25,10 @@ NOT_SHARED = (
     "no checkpoints: not every host sees the folder of rank 0; a run that is "
     "interrupted starts again"
 )
+UNFIT = "cannot be loaded in this run"
 NOT_USED = (
-    "checkpoint not used: it cannot be loaded, or does not have the bits of the first "
-    "steps, which were repeated; the run starts again"
+    "does not have the bits of the first steps, which were repeated; the run starts "
+    "again"
 )
 
 
@@ -59,19 +60,8 @@ def run_through(
         _say(show, NOT_SHARED)
         checkpoints = None
     done = went_on_from = 0
-    if checkpoints is not None and (found := checkpoints.newest()):
-        step = step_of(found)
-        done = min(REPEATED, step)
-        train(worker, range(done))
-        kept, fits = _load(found, worker.kept(), checkpoints.same_bits)
-        if not fits:
-            _say(show, NOT_USED)
-        else:
-            if not checkpoints.same_bits:
-                _say(show, OTHER_BITS)
-            worker.restore(kept)
-            done = went_on_from = step
-            _say(show, f"going on from step {step} of {steps}")
+    if checkpoints is not None:
+        done, went_on_from = _resume(worker, checkpoints, steps, show)
     left = range(done, steps)
     for step in progress(left, show, total=steps, show=bool(show), initial=done):
         train(worker, [step])
@@ -82,11 +72,36 @@ def run_through(
     return went_on_from
 
 
-def _load(found: Path, own: Kept, same_bits: bool) -> tuple[Kept, bool]:
-    # and whether all ranks can load it, with the rows of their own first steps in it
+def _resume(
+    worker: Worker, checkpoints: Checkpoints, steps: int, show: str
+) -> tuple[int, int]:
+    # the number of steps done, and the step of the checkpoint
+    done, below = 0, None
+    # a checkpoint of fewer steps than were repeated by then is of no use
+    while (found := checkpoints.newest(below)) and step_of(found) >= done:
+        step = below = step_of(found)
+        first, done = done, max(done, min(REPEATED, step))
+        train(worker, range(first, done))
+        kept, same = _load(found, worker.kept())
+        if None in same:
+            _say(show, f"checkpoint not used: {found}: {UNFIT}")
+            continue
+        if checkpoints.same_bits and not all(same):
+            _say(show, f"checkpoint not used: {found}: {NOT_USED}")
+            break
+        if not checkpoints.same_bits:
+            _say(show, OTHER_BITS)
+        worker.restore(kept)
+        _say(show, f"going on from step {step} of {steps}")
+        return step, step
+    return done, 0
+
+
+def _load(found: Path, own: Kept) -> tuple[Kept, list[bool | None]]:
+    # and by rank: whether its first steps have the same rows; None if it does not fit
     kept: Kept = {}
 
-    def load() -> bool:
+    def load() -> bool | None:
         try:
             kept.update(load_rank(found))
             rows, before = (json.loads(one["seen"])["rows"] for one in (own, kept))
@@ -94,15 +109,14 @@ def _load(found: Path, own: Kept, same_bits: bool) -> tuple[Kept, bool]:
                 {name: tensor.shape for name, tensor in one["model"].items()}
                 for one in (own, kept)
             )
-            same = not same_bits or rows == before[: len(rows)]
-            return bool(same and shapes == others)
+            return bool(rows == before[: len(rows)]) if shapes == others else None
         except OSError:
             raise
         except Exception:
             # torch has many kinds of errors, such as for an object of a user's strategy
-            return False
+            return None
 
-    return kept, all(everyone(load))
+    return kept, everyone(load)
 
 
 def _say(show: str, line: str) -> None:

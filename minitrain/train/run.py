@@ -17,10 +17,11 @@ from minitrain.comm.groups import (
 from minitrain.comm.heartbeat import my_heartbeat
 from minitrain.comm.together import everyone, only_first
 from minitrain.core.errors import UserError
-from minitrain.core.load import Usage, load_of, taken
+from minitrain.core.load import load_of, taken
 from minitrain.core.params import Params
 from minitrain.core.provenance import require_torch
 from minitrain.model.factory import try_model
+from minitrain.sync.strategy import trained
 from minitrain.train.checkpoint import Checkpoints
 from minitrain.train.config import RunConfig, config_of
 from minitrain.train.eval_pass import add_probes, unwatched_gradients
@@ -83,6 +84,12 @@ def preflight(job: Job, ranks_here: int | None = None) -> None:
     config = config_of(job.params, job.shards, job.world_size)
     batches = config.batches([0], config.num_shards(job.world_size))
     model = config.start_model(0)
+    for name, parameter in trained(model).items():
+        if config.fused_optimizer and not parameter.is_floating_point():
+            raise UserError(
+                f"train.fused_optimizer = true: parameter {name} is of "
+                f"{parameter.dtype}: must be false, or all be floating point"
+            )
     with Precision(config.precision).autocast():
         try_model(
             model,
@@ -165,11 +172,11 @@ def run_rank(
     with start_up():
         worker = Worker(config, device=device)
     worker.observer = seen = observer(worker)
-    result, began = seen.result, Usage.now()
+    result = seen.result
     if inject is not None:
         inject(worker)
     result.went_on_from = run_through(worker, config.steps, checkpoints, show=show)
-    result.usage = Usage.now().since(began)
+    result.usage = seen.usage()
     place.enter("write")
     worker.sync.finish()
     state = worker.sync.state_dict()

@@ -195,11 +195,11 @@ def two_hosts_and_a_rank_that_does_not_wait() -> tuple[list[Any], str, list[bool
             if rank == 0:
                 time.sleep(0.5)
             else:
-                shared._links.barrier = lambda: None
+                shared._links.barrier = lambda brings: None
             right.append(is_right(shared, 1000, torch.float32))
             # the skipped barrier, so that the other rank can leave
             if rank == 1:
-                barrier()
+                barrier(shared._brings)
     return hosts, message, right
 
 
@@ -251,6 +251,47 @@ def test_child_of_a_killed_rank_hides_nothing(tmp_path: Path) -> None:
     assert message == "rank 1 is lost: connection closed by peer"
     assert float(seconds) < 2
     assert (tmp_path / "child").read_text() == "OSError"
+
+
+# what ranks 0 and 2 call, what rank 1 does
+KINDS = [
+    (("all_reduce", 3, "float32"), ("all_reduce", 4, "float32")),
+    (("all_reduce", 100_000, "float32"), ("all_reduce", 50_000, "float64")),
+    (("broadcast", 3, "float32"), ("all_reduce", 3, "float32")),
+]
+
+
+def calls_that_differ() -> list[str]:
+    messages = []
+    with distributed() as (rank, _):
+        for calls in KINDS:
+            name, size, dtype = calls[rank == 1]
+            mine = torch.ones(size, dtype=getattr(torch, dtype))
+            with SharedMemoryGroup() as shared:
+                shared.all_reduce(torch.ones(5))
+                with pytest.raises(RankError) as error:
+                    getattr(shared, name)(mine)
+                messages.append(str(error.value))
+                assert torch.equal(mine, torch.ones_like(mine))
+                with pytest.raises(ValueError, match="is closed"):
+                    shared.broadcast(mine)
+    return messages
+
+
+def test_calls_that_differ_are_refused() -> None:
+    """Else they give numbers, and no error."""
+    each: list[list[str]] = [[], [], []]
+    for calls in KINDS:
+        here, there = (f"{name} of {size} torch.{dtype}" for name, size, dtype in calls)
+        for rank, line in enumerate(
+            (
+                f"rank 1 brings {there}, and rank 0 {here}",
+                f"rank 0 brings {here}, and rank 1 {there}",
+                f"rank 1 brings {there}, and rank 2 {here}",
+            )
+        ):
+            each[rank].append(f"{line}: must be the same on every rank")
+    assert launch(calls_that_differ, 3) == each
 
 
 def groups_by_host() -> tuple[Any, float, float]:

@@ -111,12 +111,12 @@ def test_ranks_with_the_same_begin() -> None:
 @pytest.mark.parametrize(
     ("odd", "told"),
     [
-        ({**FACTS, "torch": "2.12.0"}, "torch = 2.12.0, but 2.13.0 on host"),
+        ({**FACTS, "torch": "2.12.0"}, "torch = '2.12.0', but '2.13.0' on host"),
         ({**FACTS, "train.num_steps": 99}, "train.num_steps = 99, but 100 on host"),
-        ({**FACTS, "samples": "b" * 64}, "samples = bbbbbbbbbbbbbbbb..., but aaaa"),
-        ({**FACTS, "torch": "x" * 500}, "torch = xxxxxxxxxxxxxxxx..., but"),
+        ({**FACTS, "samples": "b" * 64}, "samples = 'bbbbbbbbbbbbbbb..., but 'aaaa"),
+        ({**FACTS, "torch": "x" * 500}, "torch = 'xxxxxxxxxxxxxxx..., but"),
         ({**FACTS, "more": 1}, "more = 1, but None on host"),
-        ({"torch": "2.13.0", "train.num_steps": 100}, "samples = None, but aaaa"),
+        ({"torch": "2.13.0", "train.num_steps": 100}, "samples = None, but 'aaaa"),
     ],
 )
 def test_difference_is_told_to_all_with_its_host(

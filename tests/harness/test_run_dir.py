@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from one_line import refusal
+from project import run_python
 
 from minitrain.harness import run_dir
 from minitrain.harness.run_dir import (
@@ -114,3 +115,24 @@ def test_full_folder_for_temporary_files_is_one_line(
         f"{tempfile.gettempdir()}: no space left on the disk: 0.0 MB"
     )
     assert "TMPDIR" in line
+
+
+COMPILER = """
+import os, tempfile
+import torch
+from minitrain.comm.groups import distributed, wrap_for_ddp
+from minitrain.comm.torch_private import COMPILER_CACHE
+with distributed():
+    wrapped = wrap_for_ddp(torch.nn.Linear(2, 2))
+torch.optim.AdamW(wrapped.parameters())
+assert COMPILER_CACHE not in os.environ
+print(os.listdir(tempfile.gettempdir()))
+from torch._inductor.runtime.cache_dir_utils import cache_dir
+print(os.path.basename(cache_dir()).startswith("torchinductor_"))
+"""
+
+
+def test_compiler_that_is_not_used_leaves_no_folder(tmp_path: Path) -> None:
+    """If used, it has the cache that torch chooses."""
+    done = run_python("-c", COMPILER, TMPDIR=str(tmp_path))
+    assert done.stdout == "[]\nTrue\n", done.stderr

@@ -196,11 +196,16 @@ def test_what_it_cannot_do_is_refused_in_a_line() -> None:
 
 
 def test_parameters_that_lie_side_by_side_or_are_empty_or_tied() -> None:
+    both = torch.ones(2, 3)
     model: Any = nn.Module()
-    tensors = (*torch.ones(2, 3), torch.ones(0, 2))
-    model.a, model.b, model.none = map(nn.Parameter, tensors)
+    model.a, model.b, model.none = map(nn.Parameter, (*both, torch.ones(0, 2)))
     model.tied = model.a
     with distributed():
+        for part in (both[1, 1:], both):
+            model.register_buffer("view", part)
+            line = refusal(OneCopy, model, Defaults())
+            assert re.match("train.sync = .one_copy.: .*view.* share memory", line)
+            del model.view
         sync = OneCopy(model, Defaults())
         sync.begin()
         with sync.micro_step(0, True):

@@ -198,8 +198,11 @@ def test_a_manifest_is_written_when_all_else_is_on_the_disk(
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", note_fsync)
-    save(checkpoints_in(tmp_path / "run"), 3)
-    assert flushed == ["run", "rank-0.pt", "step-3", MANIFEST, "step-3"]
+    saved = checkpoints_in(tmp_path / ".minitrain" / "all" / "run")
+    saved.begin()
+    save(saved, 3)
+    above, written = ["all", ".minitrain"], ["rank-0.pt", "step-3", MANIFEST, "step-3"]
+    assert flushed == [*above, "run", *written]
 
 
 def save_where_one_disk_fails(folder: Path, number: int) -> str:
@@ -356,30 +359,47 @@ class Code:
 
 @pytest.mark.usefixtures("lists")
 @pytest.mark.parametrize(
-    "part",
+    ("part", "why", "resumed"),
     [
-        {"model": Code()},
-        {"model": {"w": torch.ones(1)}},
-        {"seen": "["},
-        {"seen": json.dumps({"rows": [1, 0]})},
+        ({"model": Code()}, resume.UNFIT, 6),
+        ({"model": {"w": torch.ones(1)}}, resume.UNFIT, 6),
+        ({"seen": "["}, resume.UNFIT, 6),
+        ({"seen": json.dumps({"rows": [1, 0]})}, resume.NOT_USED, 0),
     ],
 )
 def test_one_that_does_not_fit_is_not_used(
     part: Kept,
+    why: str,
+    resumed: int,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     listed, saved = Listed(), checkpoints_in(tmp_path / "run")
-    listed.rows = [*range(9)]
-    saved.save(9, listed.kept())
+    for step in (6, 9):
+        listed.rows = [*range(step)]
+        saved.save(step, listed.kept())
     # without the part it fits
     assert Listed().run_through(10, saved) == 9
     saved.save(9, {**listed.kept(), **part})
     capsys.readouterr()
     again = Listed()
-    assert again.run_through(12, saved) == 0
-    assert again.rows == [*range(12)]
-    assert capsys.readouterr().err.splitlines() == [resume.NOT_USED]
+    assert again.run_through(10, saved) == resumed
+    assert again.rows == [*range(10)]
+    went_on = ["going on from step 6 of 10"] if resumed else []
+    line = f"checkpoint not used: {tmp_path / 'run/step-9'}: {why}"
+    assert capsys.readouterr().err.splitlines() == [line, *went_on]
     assert not Path("ran").exists()
+
+
+@pytest.mark.usefixtures("lists")
+def test_if_none_can_be_loaded_the_run_starts_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved, again = checkpoints_in(tmp_path / "run"), Listed()
+    for step in (4, 6):
+        saved.save(step, {**Listed().kept(), "model": None})
+    assert again.run_through(8, saved) == 0
+    assert again.rows == [*range(8)]
+    assert len(capsys.readouterr().err.splitlines()) == 2

@@ -73,3 +73,4 @@ def test_strategy_made_of_ddp_is_not_held_to_it() -> None:
     assert is_torchs_ddp(find_strategy("zero1"))
     for name in ("flat", "shm", "fp16_compress", "powersgd", "fsdp", "invariant"):
         assert not is_torchs_ddp(find_strategy(name)), name
+    assert not is_torchs_ddp(type("", (StockDDP,), {"exchange": lambda *_: None}))

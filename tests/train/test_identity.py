@@ -58,7 +58,7 @@ def test_model_data_code_and_ranks_are_in_it(
     other = of(with_model(params, n_embd=8), two)
     assert difference(one, other).startswith("model.n_embd = ")
     ranks = of(params, shards / "world-1", 1)
-    assert difference(one, ranks).startswith("run = gloo-2, here gloo-1")
+    assert difference(one, ranks).startswith("run = 'gloo-2', here 'gloo-1'")
     data = Path(shutil.copytree(two, tmp_path / "world-2"))
     (data / "targets.npy").write_bytes(b"1")
     assert difference(one, of(params, data)).startswith("targets.npy's content = ")

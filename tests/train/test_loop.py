@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from one_line import refusal
 from tiny import (
     NUM_STEPS,
     one_process_tiny,
@@ -38,6 +39,7 @@ from minitrain.train.config import OPTIMIZERS
 from minitrain.train.loop import train
 from minitrain.train.observer import StepObserver
 from minitrain.train.precision import PRECISIONS, SIXTEEN_BITS, Precision
+from minitrain.train.run import Job, preflight
 from minitrain.train.step_record import StepRecord
 from minitrain.train.worker import Worker
 
@@ -119,6 +121,31 @@ def test_other_models_pass_every_rung_that_can_be_asked(
     has_buffers = factory in ("batch_norm", "counting", "with_mask")
     assert found.pop("replay_buffers") == ("equal" if has_buffers else "not run")
     assert set(found.values()) == {"equal"}
+
+
+def test_fused_optimizer_of_a_complex_parameter_is_refused(shards: Path) -> None:
+    def check(factory: str, fused: bool) -> None:
+        tiny = tiny_params(fused_optimizer=fused, threads_per_process=1)
+        params = with_factory(tiny, f"other_models:{factory}")
+        preflight(Job(params, "gloo", 1, shards / "world-1", Path(), Path()))
+
+    check("turning", fused=False)
+    check("dropout", fused=True)
+    assert refusal(check, "turning", fused=True).startswith(
+        "train.fused_optimizer = true: parameter middle.turn is of torch.complex64"
+    )
+
+
+def test_usage_is_summed_over_the_processes_of_a_run(shards: Path) -> None:
+    with distributed():
+        config = tiny_config(tiny_params(), shards, 1)
+        worker = Worker(config, observer=StepObserver)
+        seen = worker.observer
+        seen.restore({**seen.kept(), "used": [100.0, None, 1.0, 50.0, 7]})
+        at_s, busy_s, steal_s, own_s, switches = seen.kept()["used"]
+        worker.close()
+    assert (at_s > 100, busy_s, own_s > 50, switches >= 7) == (True, None, True, True)
+    assert steal_s is None or steal_s >= 1
 
 
 def test_each_rank_has_its_own_seed_and_all_start_from_rank_0(shards: Path) -> None:
