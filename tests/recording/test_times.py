@@ -5,6 +5,7 @@ import time
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pandas as pd
@@ -84,12 +85,18 @@ class Loop:
             wrapped = DistributedDataParallel(model)
 
             def exchange(group: Any, bucket: GradBucket) -> Future[Tensor]:
-                def reduced(done: Future[list[Tensor]]) -> Tensor:
-                    delay("comm_exposed_ms")
-                    return done.value()[0]
-
                 work = dist.all_reduce(bucket.buffer().div_(2), async_op=True)
-                return work.get_future().then(reduced)
+                done: Future[Tensor] = Future()
+
+                def deliver() -> None:
+                    work.wait()
+                    delay("comm_exposed_ms")
+                    done.set_result(bucket.buffer())
+
+                # a callback of the work would delay this thread, and with it the last
+                # gradient, if the work is done already
+                Thread(target=deliver).start()
+                return done
 
             wrapped.register_comm_hook(None, exchange)
             optimizer = LateStep(wrapped.parameters(), delay)
