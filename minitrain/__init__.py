@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from minitrain.recording.recorder import record
     from minitrain.recording.shown import show
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 __all__ = [
     "EvidenceError",
     "Ladder",
