@@ -52,7 +52,7 @@ def draw_account(
 
     ``accounts`` maps a run to its account in metrics/timing.json; ``busy`` are runs
     that were not measured. A negative component (interference is a difference) is
-    hatched and drawn to the left of zero.
+    hatched and drawn to the left of zero, and the label of the axis explains it.
     """
     runs = [*accounts, *busy]
     height = 0.7 + 0.8 * len(runs)
@@ -68,7 +68,9 @@ def draw_account(
         axes.text(0.006 * widest, row, NOT_MEASURED, va="center", color=GRAY)
     axes.set_yticks(range(len(runs)), runs)
     axes.set_ylim(len(runs) - 0.3, -0.6)
-    axes.set_xlabel("mean milliseconds of a step")
+    least = min((bar.get_width() for bar in axes.patches), default=0.0)
+    noise = "; hatched: a difference of means, negative by noise" if least < 0 else ""
+    axes.set_xlabel(f"mean milliseconds of a step{noise}")
     axes.axvline(0, color=BLACK, linewidth=0.8)
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)

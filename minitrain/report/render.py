@@ -118,7 +118,7 @@ class _Renderer(RendererHTML):
         source = f"data:{KINDS[file.suffix]};base64,{content}"
         alt = escape(self.renderInlineAsText(tokens[idx].children, options, env))
         return (
-            f'<span class="figure {file.stem}" tabindex="0">'
+            f'<span class="figure {file.stem}" data-finding="{alt}" tabindex="0">'
             f'<img src="{source}" alt="{alt}"></span>'
         )
 

@@ -93,6 +93,8 @@ def test_account_puts_a_negative_part_left_of_zero(
     left = [bar for bar in axes.patches if bar.get_width() < 0]
     assert [bar.get_width() for bar in left] == [-6.0]
     assert left[0].get_hatch()
+    unit = [figure.axes[0].get_xlabel() for figure in drawn]
+    assert ["hatched" in text for text in unit] == [True, False]
     # gloo-1: 0.5 + 20 + 60 + 4 + 10 + 0.25 + 4
     assert max(bar.get_x() + bar.get_width() for bar in axes.patches) == 98.75
     shown = texts(drawn[0])
