@@ -87,7 +87,7 @@ class Member:
         return torch.full((count,), 99, dtype=self.dtype)
 
     def mine(self, values: list[Any]) -> list[Any]:
-        """Return this rank's part of ``values``."""
+        """Return this rank's share of ``values``."""
         return values[PER_RANK * self.rank : PER_RANK * (self.rank + 1)]
 
     @property

@@ -109,7 +109,7 @@ def _after_step(gradient: "Tensor") -> float:
 
 
 def in_words(taken: dict[str, Any]) -> str:
-    """Return the walk as text, a paragraph for each part of the step."""
+    """Return the walk as text, a paragraph for each phase of the step."""
     ranks, average = taken["ranks"], taken["average"]
     first, second = map(_ids, taken["batches"])
     read = "\n".join(

@@ -133,7 +133,7 @@ class Comparer:
         named = place.named(unlike) if place.same_size and unlike else {}
         if gradients.within:
             return at(place, What.DATA, why(Cause.PADDED), much, sure=False, **named)
-        # a gradient that is a combination of the other run's parts read the same
+        # a gradient that combines the other run's micro-batches read the same
         # samples, and a missing rank may have read the samples that are missing here
         pattern = cause_in_gradients(place, gradients, here)
         sure = place.complete and not pattern.same_samples

@@ -241,7 +241,7 @@ def asides_of(a: Recording, b: Recording) -> list[str]:
 
 
 def _divided(side: str, recording: Recording) -> list[str]:
-    # whether each rank holds a part of the optimizer's state
+    # whether the optimizer's state is sharded over the ranks
     for key in keys_of(recording):
         rows = rows_at(recording, key)
         held = state_held(rows)

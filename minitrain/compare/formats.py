@@ -161,7 +161,7 @@ def _shards_of(index: Path) -> dict[Path, list[str]]:
         raise UserError(f"{index}: not an index of shards (weight_map)") from None
     for shard in found:
         if shard.parent != index.parent or not shard.is_file():
-            raise UserError(f"{index}: {shard.name} is no file of a shard beside it")
+            raise UserError(f"{index}: {shard.name} is no shard file in its folder")
     return found
 
 

@@ -147,7 +147,7 @@ def cause_in_gradients(place: StepPair, found: Distance, here: bool) -> Why:
 
 
 def is_multiple(found: Fit, close: float = CLOSE) -> bool:
-    """Return whether a fit with one part is close, with a factor that is not 1."""
+    """Return whether a fit with one vector is close, with a factor that is not 1."""
     (factor, *_), rest = found
     return rest < close and abs(factor - 1) > max(CLOSE, 10 * rest)
 

@@ -43,7 +43,7 @@ class RecordingsCompared:
     """The result of comparing two recordings.
 
     ``first``: the first sure difference, or else the first that is not; ``doubt``: one
-    that is not sure, before ``first``. ``broken``: parts missing in a recording;
+    that is not sure, before ``first``. ``broken``: what is missing in a recording;
     ``unseen``: values that were not recorded, so are not compared; ``asides``: expected
     differences. ``alarms``: findings of the recorder's rules by side, ``severe`` the
     ones that are no notes. ``resumed``: the alignment if one run resumes the other.

@@ -232,7 +232,7 @@ def _unlike_ranks(run: TrainingRun, states: list[Mapping[str, Tensor]]) -> str:
         return "their final states differ"
     last = rows[steps[-1], 0]["parameters"].items() if states else ()
     if any(n in states[0] and sha256_tensor(states[0][n]) != sha for n, sha in last):
-        return f"their final state is not that of step {steps[-1]}"
+        return f"their final state is not the state of step {steps[-1]}"
     return ""
 
 

@@ -198,7 +198,7 @@ def state_unlike(place: StepPair) -> Difference | None:
     of_a, of_b = (state_held(rows) for rows in (place.a, place.b))
     for name in {**of_a, **of_b}:
         a, b = of_a.get(name, {}), of_b.get(name, {})
-        # a state that is divided over the ranks is compared part by part
+        # a state that is divided over the ranks is compared shard by shard
         pairs = [(rank, rank) for rank in a if rank in b]
         pairs = pairs or [(min(a, default=0), min(b, default=0))]
         unlike = [(y, y) for x, y in pairs if a.get(x) != b.get(y)]
@@ -281,6 +281,6 @@ def rest_is_equal(place: StepPair) -> bool:
     """Return whether everything but gradients and parameters is equal."""
     if samples(place.a) != samples(place.b):
         return False
-    # each rank may hold its own part of the optimizer's state
+    # each rank may hold its own shard of the optimizer's state
     own = place.same_size and (state_unlike(place) or buffers_unlike(place, exact=True))
     return not own and all(place.a[x]["lr"] == place.b[y]["lr"] for x, y in place.pairs)

@@ -92,7 +92,7 @@ class HostRendezvous:
                 raise cause
 
     def _require_same_sizes(self, world_size: int) -> None:
-        # before this host counts as part of the run
+        # before this host counts as a member of the run
         sizes = {"--nnodes": self.hosts.count, "--world-size": world_size}
         if self.hosts.is_first:
             self.store.set(SIZES, json.dumps(sizes))

@@ -102,7 +102,7 @@ def in_ranks(ranks: Sequence[int]) -> str:
 def lacks(ranks: Sequence[int], folder: object) -> str:
     """Return a line: files of ``ranks`` are not in ``folder``, and how to copy them."""
     files = f"rank-{ranks[0]}.jsonl and times-{ranks[0]}.csv"
-    files += f", and those of {in_ranks(ranks[1:])}" if ranks[1:] else ""
+    files += f", and the files of {in_ranks(ranks[1:])}" if ranks[1:] else ""
     return f"lacks {in_ranks(ranks)}: copy {files} from another host into {folder}"
 
 

@@ -95,7 +95,7 @@ def last_attempt(folder: Path) -> Path:
     }
     last = found[max(found)] if found else folder
     if found and ranks_in(folder):
-        raise UserError(f"{folder}: has a recording beside {last.name}/; {ADVICE}")
+        raise UserError(f"{folder}: has a recording next to {last.name}/; {ADVICE}")
     return last
 
 

@@ -149,7 +149,7 @@ def replaced_in(wrapper: nn.Module | None, inner: nn.Module) -> dict[str, str]:
 
 
 def is_in_parts(parameter: Tensor) -> bool:
-    """Return true if the parameter is sharded: each rank holds a part of it."""
+    """Return true if the parameter is sharded: each rank holds a shard of it."""
     return hasattr(parameter, "full_tensor")
 
 

@@ -62,9 +62,9 @@ class Recorder:
         every: distance of recorded steps.
         on_alarm: "raise" ends the run on all ranks with EvidenceError; for that the
             ranks wait for each other at recorded steps.
-        timeout_s: seconds after which a rank that does not come, or a step that does
-            not end, is reported. Ranks that hold a part of each parameter wait for each
-            other at recorded steps, and at most so long.
+        timeout_s: seconds after which a rank that does not arrive, or a step that does
+            not end, is reported. With sharded parameters the ranks wait for each other
+            at recorded steps, at most so long.
         also: other modules that must be equal on all ranks, such as a moving average of
             the weights: ``{"ema": module}``.
         modules: also record hashes and sketches of what each module within the model

@@ -46,7 +46,7 @@ def is_twin() -> bool:
 def perturb(parameters: Iterable[Tensor]) -> None:
     """Move every floating parameter one unit in the last place towards infinity."""
     for parameter in parameters:
-        # each rank moves its own part of a sharded one
+        # each rank moves its own shard of a sharded one
         local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
         if local.dtype in MOVED:
             up = torch.full((), torch.inf, dtype=local.dtype, device=local.device)
@@ -101,7 +101,7 @@ def require_whole(inner: nn.Module) -> None:
 
 
 def is_sharded(inner: nn.Module) -> bool:
-    """Return true if each rank holds a part of some parameters."""
+    """Return true if some parameters are sharded over the ranks."""
     return any(map(hooks.is_in_parts, inner.parameters()))
 
 

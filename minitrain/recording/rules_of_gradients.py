@@ -240,7 +240,7 @@ def _factors(target: Tensor, own: Tensor) -> list[float] | None:
 
 
 def _lacking(target: Tensor, own: Tensor) -> list[int]:
-    # ranks whose gradient ``target`` lacks, if the others have equal factors in it
+    # ranks whose gradient ``target`` does not hold, if the others have equal factors
     found = _factors(target, own) or [0.0]
     largest = max(map(abs, found))
     lacks = [r for r, factor in enumerate(found) if abs(factor) < CLOSE * largest]

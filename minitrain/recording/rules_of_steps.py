@@ -57,7 +57,7 @@ def same_samples(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
 
 
 def _twins(rows: Rows, before: Rows | None) -> tuple[int, list[int]] | None:
-    # if a table is the first tensor, it is taken for the samples, and these are beside
+    # if a table is the first tensor, it is taken for the samples, these come with it
     now = [(sorted(samples(row)), beside(row)) for row in rows]
     was = [sorted(samples(row)) for row in before or ()]
     for first, one in enumerate(now):

@@ -62,7 +62,7 @@ class Times:
 
     @property
     def parts(self) -> dict[str, dict[str, float | None]]:
-        """Mean milliseconds of each part of a step, by rank and of ``all`` of them."""
+        """Mean milliseconds of each component of a step, by rank and of ``all``."""
         names = dict.fromkeys(row["rank"] for row in self.account)
         return {name.removeprefix("rank "): means(self.account, name) for name in names}
 
@@ -86,7 +86,7 @@ class Times:
 
     @property
     def late_part(self) -> str | None:
-        """The part of a step that makes the slowest rank slow; None if none is."""
+        """The component of a step that makes the slowest rank slow; None if none is."""
         slow, parts = self.stragglers.slow, self.parts
         if not slow:
             return None
@@ -108,8 +108,8 @@ class Times:
 @dataclass(frozen=True)
 class TimesCompared:
     """The mean step of two recordings, ``a_ms`` and ``b_ms``, and by how many
-    milliseconds each part of B is longer, the largest difference first. ``noise_ms``
-    is what the spread of the steps leaves open: ``parts`` holds those beyond their own.
+    milliseconds each component of B is longer, the largest difference first. From the
+    spread of the steps: ``noise_ms``; ``parts`` has only components beyond their own.
     """
 
     a_ms: float
@@ -146,7 +146,7 @@ def compare_times(a: Times | None, b: Times | None) -> TimesCompared | None:
 
 
 def _of_all(times: Times) -> dict[str, tuple[float, float]]:
-    # the mean of each part, and half the width of its interval
+    # the mean of each component, and half the width of its interval
     return {
         row["part"]: (row["mean_ms"], (row["high_ms"] - row["low_ms"]) / 2)
         for row in times.account
@@ -205,7 +205,7 @@ def _as_timings(table: Mapping[str, Floats], rank: int) -> Columns:
         "tokens": table["samples"],
         "kind": np.where(table["recorded"] == 1, "bracketed", "plain"),
         "recorded": np.full(count, False),
-        # a pause between steps, which is no part of them
+        # a pause between steps, which is not counted in them
         "after_interruption": table["evals"] > 0,
         "step_ms": sum((table[f"{part}_ms"] for part in PARTS), np.zeros(count)),
     }

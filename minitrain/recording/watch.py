@@ -3,7 +3,7 @@
 Each rank puts its rows into the store of the run's process group and waits for none.
 Rank 0 judges the rows of a step when all are there, and stores its findings.
 
-If each rank holds a part of the parameters, putting these together is a collective in
+If the parameters are sharded over the ranks, putting these together is a collective in
 the run's own group. A rank at another place of the run would answer it with another
 collective, and both would hang, or abort. So ranks meet first: each stores its place,
 and the first to know decides for all, once. A rank that came too late learns of it.
@@ -87,7 +87,7 @@ class Meetings:
         return decided
 
     def leave(self) -> None:
-        """Take part in no more meetings; ranks in the next one learn of it. Calling it
+        """Leave all further meetings; ranks in the next one learn of it. Calling it
         twice is harmless.
         """
         what = f"at the end, while the others go on{SO}"

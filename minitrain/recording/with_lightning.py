@@ -20,7 +20,7 @@ else:
 
 class LightningCallback(Callback):  # type: ignore[misc]
     """Record each step of the first ``trainer.fit()`` into ``folder``, and its loss;
-    ``options`` are those of :func:`minitrain.record`.
+    ``options`` are passed on to :func:`minitrain.record`.
 
     The forward pass of a step is its ``training_step``, on one rank and on several,
     so forward hooks of the module itself are called with the arguments of that.

@@ -93,7 +93,7 @@ def _extent(account: Mapping[str, Any]) -> float:
 
 def _stack(axes: Axes, row: int, account: Mapping[str, Any], widest: float) -> None:
     right = left = 0.0
-    # of parts too narrow for a number: the middle, value and color
+    # of components too narrow for a number: the middle, value and color
     narrow: list[tuple[float, float, str]] = []
     for part in PARTS:
         value = account.get(part) or 0.0

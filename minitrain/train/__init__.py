@@ -1,1 +1,1 @@
-"""Training of one rank: its parts, the loop, checkpoints and outputs."""
+"""Training of one rank: its components, the loop, checkpoints and outputs."""

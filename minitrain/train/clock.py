@@ -20,8 +20,9 @@ def kind_of_step(step: int) -> Kind:
 
 
 class StepClock:
-    """Clock of the parts of a step. ``now_ns`` is its last reading. ``synchronize``
-    waits for a GPU before every reading. Unless it ``watches``, every step is plain.
+    """Clock of the components of a step. ``now_ns`` is its last reading.
+    ``synchronize`` waits for a GPU before every reading. Unless it ``watches``, every
+    step is plain.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class StepClock:
         self._step_ns = 0
 
     def restart(self) -> None:
-        """Exclude the time since the last reading from all parts."""
+        """Exclude the time since the last reading from all components."""
         self._synchronize()
         self.now_ns = time.perf_counter_ns()
 
@@ -61,7 +62,7 @@ class StepClock:
             self.row[f"{out_of_it}_ms"] = length_ns / NS_PER_MS
 
     def finish(self) -> Row:
-        """Return the row of the step; ``step_ms`` is the sum of its parts."""
+        """Return the row of the step; ``step_ms`` is the sum of its components."""
         return {**self.row, "step_ms": self._step_ns / NS_PER_MS}
 
 

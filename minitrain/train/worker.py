@@ -102,7 +102,7 @@ class Worker:
     def step(self) -> None:
         """Step the optimizer, and clear the gradients."""
         self.precision.step(self.optimizer)
-        # the model's, because an optimizer may have only a part of the parameters
+        # the model's, because an optimizer may have only some of the parameters
         self.model.zero_grad()
 
     def kept(self) -> dict[str, Any]:

@@ -85,7 +85,7 @@ def test_shard_that_lacks_what_the_index_says(tmp_path: Path) -> None:
         index.write_text(json.dumps({"weight_map": {"w": name}}))
         line = refusal(read_state, folder)
         assert line.startswith(f"{index}: ")
-        assert line.endswith("is no file of a shard beside it")
+        assert line.endswith("is no shard file in its folder")
 
 
 def test_distributed_checkpoint(tmp_path: Path, plain: Path) -> None:

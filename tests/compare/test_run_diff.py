@@ -328,7 +328,7 @@ ROW_0, ROW_1 = ({"kind": "tensors", "rank": rank, "step": 2} for rank in range(2
             edited(lambda row: row["parameters"].update({"norm.bias": "0"}), **ROW_1),
             "rank 1 differs from rank 0 at step 2",
         ),
-        (stale_state, "their final state is not that of step 5"),
+        (stale_state, "their final state is not the state of step 5"),
     ],
 )
 def test_damage_to_a_rank_of_the_larger_run(

@@ -112,5 +112,5 @@ def test_last_attempt_is_the_one_with_the_largest_number(tmp_path: Path) -> None
     path_of_rank(tmp_path, 0).touch()
     with pytest.raises(UserError, match="has a recording without attempts"):
         Writer(tmp_path / "attempt-11", 0)
-    with pytest.raises(UserError, match="has a recording beside attempt-10/"):
+    with pytest.raises(UserError, match="has a recording next to attempt-10/"):
         read_recording(tmp_path)
