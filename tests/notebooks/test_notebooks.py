@@ -142,3 +142,12 @@ def test_ranks_start_from_cells(tmp_path: Path) -> None:
     assert cells["draw"][1] == 1
     assert re.match(r"rank 1 \(.*ValueError: a sample is missing", cells["error"][0])
     assert re.search(r"^proven: ", cells["ladder"][0], re.MULTILINE)
+
+
+def test_script_is_recorded_unchanged(tmp_path: Path) -> None:
+    cells = executed(tmp_path, "record.ipynb")
+    assert "same computation within rounding" in cells["verify"][0]
+    assert cells["one"][0].count("minitrain: recorded 40 steps") == 2
+    assert "data that is not divided among the ranks" in cells["break"][0]
+    assert re.search(r"^different at step 0: ", cells["break"][0], re.MULTILINE)
+    assert re.search(r"^forward +\d", cells["show"][0], re.MULTILINE)
