@@ -1,1 +1,1 @@
-"""Analysis of measurements and rungs: comparisons, step accounts, verdicts."""
+"""Analysis of measurements and checks: speed, step time, stragglers, verdicts."""

@@ -1,9 +1,10 @@
-"""The step account: components of the time of a step, which add up to the step.
+"""The step account: a breakdown of the step time into components that add up to it.
 
-The stamps of :mod:`minitrain.train.clock` leave no gaps, so the components of a plain
-step add up exactly. docs/reference/times.md defines each of them. The recorder uses
-this without pandas, so timings are NumPy arrays of equal length by name
-(:data:`Columns`).
+The timestamps of :mod:`minitrain.train.clock` leave no gaps. Statistics use *plain*
+steps only: not *bracketed* ones, in which a backward pass between barriers and one
+without communication are timed, nor *hashed* ones, recorded for the proof.
+docs/reference/times.md defines each component. The recorder uses this module without
+pandas, so timings are NumPy arrays of equal length by name (:data:`Columns`).
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -27,11 +28,11 @@ PARTS = {
     "optimizer_ms": "optimizer",
     "optimizer_comm_ms": "communication of the optimizer",
 }
-# backward pass and reduction: the total, and its two halves
+# backward pass with reduction: total, until the last bucket is handed over, and after
 BACKWARD, TO_LAST, EXPOSED = "backward_ms", "to_last_bucket_ms", "comm_exposed_ms"
 OPTIMIZER_COMM = "optimizer_comm_ms"
 ALL_RANKS = "all"
-# the times that DDP logs (minitrain/sync/stock.py), and the closest of our columns
+# times in DDP's own log (minitrain/sync/stock.py), and the closest of our columns
 DDP_SAYS = {
     "forward_ms": "forward_ms",
     "backward_ms": "backward_ms",
@@ -40,6 +41,7 @@ DDP_SAYS = {
 }
 # largest difference, as a share of a step, at which two measurements agree
 AGREE_WITHIN = 0.05
+# MOST_PICKS, rows times samples, bounds the memory of a bootstrap
 BOOTSTRAP_DRAWS = 2000
 MOST_PICKS = 20_000_000
 INTERVAL = (5, 95)
@@ -50,10 +52,10 @@ Columns = dict[str, npt.NDArray[Any]]
 
 
 class Table(Protocol):
-    """A row for each step and rank: :data:`Columns`, or a DataFrame of pandas."""
+    """Timings, one row per step and rank: :data:`Columns` or a pandas DataFrame."""
 
     def items(self) -> Iterable[tuple[Any, Any]]:
-        """Return the columns by name."""
+        """Return pairs of column name and values."""
 
 
 def columns_of(table: Table) -> Columns:
@@ -67,18 +69,18 @@ def rows_where(rows: Columns, kept: npt.NDArray[np.bool_]) -> Columns:
 
 
 def numbers(rows: Columns, name: str) -> Floats:
-    """Return a column as numbers; NaN if there is no such column."""
+    """Return column ``name`` as float64; all NaN if there is no such column."""
     return np.asarray(rows.get(name, np.full(len(rows["step"]), np.nan)), np.float64)
 
 
 def known(rows: Columns, name: str) -> Floats:
-    """Return the numbers of a column without NaN."""
+    """Return the values of column ``name`` that are not NaN; maybe empty."""
     values = numbers(rows, name)
     return values[~np.isnan(values)]
 
 
 def by_step_and_rank(rows: Columns, values: Floats) -> Floats:
-    """Return ``values``, one per row, with the shape (steps, ranks); NaN if missing."""
+    """Arrange ``values``, one per row, as (steps, ranks); NaN for a missing row."""
     steps, step = np.unique(rows["step"], return_inverse=True)
     ranks, rank = np.unique(rows["rank"], return_inverse=True)
     found = np.full((len(steps), len(ranks)), np.nan)
@@ -87,13 +89,13 @@ def by_step_and_rank(rows: Columns, values: Floats) -> Floats:
 
 
 def slowest(rows: Columns, name: str = "step_ms") -> Floats:
-    """Return the largest value of each step over its ranks; NaN if all are missing."""
+    """Return the largest ``name`` of each step over its ranks; NaN if there is none."""
     found = by_step_and_rank(rows, numbers(rows, name))
     return np.fmax.reduce(found, axis=1, initial=np.nan)
 
 
 def longest_s(rows: Columns) -> float:
-    """Return the total time of all steps in seconds, of the rank with the largest."""
+    """Return the largest total step time of any rank in seconds; 0 without rows."""
     found = by_step_and_rank(rows, numbers(rows, "step_ms"))
     return float(np.nansum(found, axis=0).max(initial=0.0)) / 1e3
 
@@ -102,8 +104,9 @@ def summarized(timings: Table, num_warmup_steps: int) -> Columns:
     """Return the rows after the warm-up, without hashed steps and without steps that
     directly follow the writing or reading of a checkpoint.
 
-    ``timings`` has one row per step and rank: ``step``, ``rank``, ``kind``,
-    ``recorded``, ``after_interruption``, ``tokens`` and times in milliseconds.
+    ``timings`` has one row per step and rank: ``step``, ``rank``, ``kind`` (plain or
+    bracketed), ``recorded`` (hashed), ``after_interruption`` (follows a checkpoint),
+    ``tokens`` (real targets) and times in milliseconds.
     """
     rows = columns_of(timings)
     # columns of an empty table have no types
@@ -115,9 +118,9 @@ def summarized(timings: Table, num_warmup_steps: int) -> Columns:
 
 
 def plain_steps(timings: Table, num_warmup_steps: int) -> Columns:
-    """Return the rows used for statistics: the summarized ones without bracketed steps
-    and without each step that follows a bracketed or hashed one, since ranks begin it
-    at a barrier or at different times.
+    """Return the rows used for statistics, of :func:`summarized` without bracketed
+    steps and without steps that follow a bracketed or hashed one, since ranks begin
+    them at a barrier or at different times.
     """
     every = columns_of(timings)
     special = (every["kind"] == "bracketed") | every["recorded"].astype(bool)
@@ -135,8 +138,9 @@ def summarize(
     step takes as long as its slowest rank; all steps together take as long as the rank
     with the largest total. ``allreduce`` is the time per step during which at least one
     bucket is in flight, from handover to reduced (``comm_total``), including waiting
-    for other ranks; over all ranks and steps. ``skew`` is None on several hosts, which
-    have no common clock.
+    for other ranks; over all ranks and steps. ``overlap`` is the share of that time
+    before the rank's last bucket. ``skew``, the spread of the ranks at the last bucket,
+    is None on several hosts, which have no common clock.
     """
     plain = plain_steps(timings, num_warmup_steps)
     steps_ms = slowest(plain)
@@ -166,9 +170,9 @@ def account(
 
     Columns are ``rank`` (``"all"`` for the mean over all ranks, then ``"rank 0"`` and
     on), ``part``, ``mean_ms``, and the 5-95 % bootstrap interval of the mean,
-    ``low_ms`` to ``high_ms``. The ``mean_ms`` of a rank add up to its mean step. Unless
-    all ranks share ``one_clock``, as on one host, ``comm_exposed_ms`` includes
-    ``wait_ms``.
+    ``low_ms`` to ``high_ms``. The ``mean_ms`` of a rank add up to its mean step. Set
+    ``one_clock`` to False if ranks are on several hosts; ``comm_exposed_ms`` then
+    includes ``wait_ms``.
     """
     rows = plain_steps(timings, num_warmup_steps)
     rows = _with_waits(rows) if one_clock else rows
@@ -187,16 +191,17 @@ def account(
 def means(
     table: Iterable[Mapping[str, Any]], rank: str = ALL_RANKS
 ) -> dict[str, Number]:
-    """Return the mean of each component in the account ``table``, and their sum
-    ``step_ms``, which is None if the account is empty.
+    """Return the mean of each component of ``rank`` in ``table``, an :func:`account`,
+    and their sum ``step_ms`` (None without rows), in milliseconds.
     """
     parts = {row["part"]: row["mean_ms"] for row in table if row["rank"] == rank}
     return {**parts, "step_ms": sum(parts.values()) if parts else None}
 
 
 def ddp_says(timings: Table, num_warmup_steps: int) -> dict[str, Any]:
-    """Compare DDP's own log with our clock: means over the same plain steps and all
-    ranks, and by how many percent DDP's is larger; None if either is missing.
+    """Return, by name, the mean times in DDP's own log and by our clock, over the same
+    plain steps of all ranks, and by how many percent DDP's is larger; None if either is
+    missing.
     """
     plain = plain_steps(timings, num_warmup_steps)
     says = {}
@@ -221,7 +226,7 @@ def _with_waits(rows: Columns) -> Columns:
 
 
 def _parts(rows: Columns, alone: Columns) -> Iterator[dict[str, Any]]:
-    # ``rows`` are of one rank or of all; ``alone`` has the passes without communication
+    # ``alone`` also holds the bracketed steps, with passes without communication
     found = {name: known(rows, name) for name in PARTS if name != "interference_ms"}
     found = {name: of for name, of in found.items() if len(of)}
     to_last, compute = known(rows, TO_LAST), known(alone, "backward_compute_ms")
@@ -231,7 +236,7 @@ def _parts(rows: Columns, alone: Columns) -> Iterator[dict[str, Any]]:
             found |= {"backward_compute_ms": compute, "interference_ms": to_last}
             del found[BACKWARD]
     else:
-        # undefined without the last gradient of every step
+        # these need the time of the last gradient in every step
         found = {n: of for n, of in found.items() if n not in ("wait_ms", EXPOSED)}
     draws = {
         # calibrated passes are drawn independently of the other columns

@@ -1,7 +1,7 @@
 """Detection of a machine that was too busy for its timings to be used.
 
-Other processes slow arms and ranks unequally, which no noise floor shows. Timings of a
-busy machine are displayed as ``NOT_MEASURED`` and are null in the metrics.
+Other processes slow ranks and arms (configurations) unequally; no noise floor shows it.
+Timings of a busy machine are displayed as ``NOT_MEASURED`` and are null in the metrics.
 """
 
 from collections.abc import Mapping
@@ -18,10 +18,10 @@ MAX_SPREAD = 0.50
 
 
 def why_busy(load: Mapping[str, Any] | None, spread: float = 0.0) -> str | None:
-    """Return why timings are not used, as a clause; None if the machine was quiet.
+    """Return why the machine was too busy, as a clause; None if timings can be used.
 
-    ``load`` has the known entries of :func:`minitrain.core.load.load_of`; ``spread`` is
-    the relative spread of the rounds of an arm.
+    ``load`` is a :func:`minitrain.core.load.load_of` (unknown shares count as 0),
+    ``spread`` a :meth:`minitrain.analysis.comparison.Rounds.spread`.
     """
     share = taken(load or {})
     if share > MAX_TAKEN:

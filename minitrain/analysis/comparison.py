@@ -1,4 +1,4 @@
-"""Speed comparison of arms that were interleaved in one run, round by round.
+"""Speed comparison of arms: configurations timed in turns, in rounds of one run.
 
 Arms are compared within a round, so that a temporary slowdown of the machine affects
 both. Arms measured twice (A/A tests) give the noise floor, below which no difference is
@@ -68,7 +68,7 @@ class Comparison:
 
     @property
     def verdict(self) -> SpeedVerdict:
-        """Speed of arm A; decided if the interval excludes 1, beyond the floor."""
+        """Verdict on arm A: UNDECIDED if 1 is in the interval, or within the floor."""
         if not (self.excludes_one and self.exceeds_floor):
             return SpeedVerdict.UNDECIDED
         return SpeedVerdict.FASTER if self.ratio > 1 else SpeedVerdict.SLOWER
@@ -80,14 +80,15 @@ class Comparison:
 
 
 class Rounds:
-    """Interleaved timings of arms, ready for comparison.
+    """Interleaved timings of arms, checked and arranged for comparison.
 
     ``rounds`` has one row per round and arm with the columns of ``COLUMNS``: tokens
-    are target tokens without padding, seconds are wall time. Only ``arms`` are kept;
-    ``twins`` are the A/A pairs, an arm and its duplicate.
+    are target tokens without padding, seconds are wall time. Rows of arms not in
+    ``arms`` are ignored; ``twins`` are the A/A pairs, an arm and its duplicate.
 
     Raises:
-        UserError: Rounds of ``source`` are too few, or one is missing for an arm.
+        UserError: An arm has fewer than ``MIN_ROUNDS`` rounds or misses one, or a value
+            is not positive. It names the file ``source``.
     """
 
     def __init__(
@@ -117,18 +118,18 @@ class Rounds:
         return len(self._speeds)
 
     def tokens_per_s(self, arm: str) -> float:
-        """Median tokens per second of ``arm``."""
+        """Return the median tokens per second of ``arm`` over the rounds."""
         return float(self._speeds[arm].median())
 
     def scaling(self) -> pd.DataFrame:
-        """One row per arm: arm, processes, threads and tokens_per_s p5, p50, p95."""
+        """Return rows of arm, processes, threads, tokens_per_s_p5, _p50 and _p95."""
         spread = self._speeds.quantile([0.05, 0.5, 0.95]).T
         spread.columns = pd.Index([f"tokens_per_s_{p}" for p in ("p5", "p50", "p95")])
         shapes = self._shapes.loc[spread.index]
         return shapes.join(spread).rename_axis("arm").reset_index()
 
     def noise_floor(self) -> float:
-        """Return the smallest relative difference worth reporting.
+        """Return the smallest relative difference worth reporting, such as 0.02.
 
         It is the largest of all A/A pairs: the distance from 1 of the farther bound of
         the 5-95 % bootstrap interval of the ratio, and at least the standard error of
@@ -138,12 +139,12 @@ class Rounds:
         return max(self._floor(again, arm) for arm, again in self.twins)
 
     def spread(self) -> float:
-        """Return p95 / p5 - 1 of the rounds of an arm, the median over the arms."""
+        """Return p95 / p5 - 1 of an arm's speeds over the rounds, median over arms."""
         low, high = self._speeds.quantile([0.05, 0.95]).to_numpy()
         return float(np.median(high / low - 1))
 
     def compare(self, arm_a: str, arm_b: str) -> Comparison:
-        """Compare two arms round by round."""
+        """Return the speed of ``arm_a`` relative to ``arm_b``, compared by rounds."""
         logs = self._log_ratios(arm_a, arm_b)
         low, high = _bootstrap(logs)
         return Comparison(
@@ -175,9 +176,8 @@ class Rounds:
 def baseline_rounds(
     rounds: pd.DataFrame, world_sizes: Sequence[int], source: str
 ) -> Rounds:
-    """Return the rounds of the stage ``baseline`` for these gloo world sizes.
-
-    Raises UserError as :class:`Rounds` does.
+    """Return :class:`Rounds` of the stage ``baseline`` for gloo ``world_sizes``, from
+    ``rounds``, the rows of its file ``source``. Raises UserError as :class:`Rounds`.
     """
     arms = baseline_arms(world_sizes)
     twins = [(arm.twin_of, arm.name) for arm in arms if arm.twin_of]

@@ -31,18 +31,18 @@ from minitrain.analysis.account import (
 
 # share of a step by which identical arms differ (studies/noise)
 FLOOR = 0.05
-# largest share of runs with a false alarm: a flagged rank within that floor
+# allowed share of runs with a false alarm: a rank within that floor is flagged
 FALSE_ALARMS = 0.01
 OWN = ("data_ms", "forward_ms", "other_ms", "optimizer_ms")
 
 
 @dataclass(frozen=True)
 class Lag:
-    """Excess of a rank's own work over the others', in milliseconds per step.
+    """Excess of a rank's own work over the others' median, in milliseconds per step.
 
     ``excess_ms`` is the median over the steps, with 90 % confidence between ``low_ms``
     and ``high_ms``. ``visible_ms`` is the smallest excess that these steps would have
-    detected; ``called`` marks a straggler.
+    detected; ``called`` is True for a straggler.
     """
 
     rank: int
@@ -55,12 +55,12 @@ class Lag:
 
 @dataclass(frozen=True)
 class Stragglers:
-    """Comparison of the ranks of a run.
+    """Comparison of the ranks of a run, over ``num_steps`` steps.
 
-    ``lags`` lists all ranks, the slowest first; it is empty if ``undecided``, the
-    reason as a clause. ``others_wait_ms`` is how much longer the other ranks wait per
-    step than the slowest; None if no rank is slow or waiting was not timed. ``step_ms``
-    is the median of the plain steps, None without any.
+    ``lags`` lists all ranks, the slowest first. If it is empty, ``undecided`` is the
+    reason as a clause, else None. ``others_wait_ms`` is how much longer the other ranks
+    wait per step than the slowest; None if no rank is slow or waiting was not timed.
+    ``step_ms`` is the median of the plain steps, None without any.
     """
 
     lags: Sequence[Lag]
@@ -76,11 +76,11 @@ class Stragglers:
 
     @property
     def visible_ms(self) -> float | None:
-        """Smallest excess with which every rank would have been detected."""
+        """Smallest excess that is detected on every rank; None if undecided."""
         return max((lag.visible_ms for lag in self.lags), default=None)
 
     def numbers(self) -> dict[str, Any]:
-        """Return the entry in metrics/timing.json."""
+        """Return the result as a dictionary, for metrics/timing.json."""
         shown = ("rank", "excess_ms", "low_ms", "high_ms")
         keys = ("others_wait_ms", "visible_ms", "step_ms", "num_steps", "undecided")
         slow = [{key: getattr(lag, key) for key in shown} for lag in self.slow]
@@ -90,7 +90,7 @@ class Stragglers:
 def find_stragglers(
     timings: Table, num_warmup_steps: int, *, waits_within: bool = False
 ) -> Stragglers:
-    """Find the ranks that are slower than the others in the summarized steps.
+    """Find the ranks that are slower than the others in the steps of :func:`own_work`.
 
     A rank is a straggler if it exceeds the others by more than ``FLOOR`` of a step in
     more steps than chance explains: a sign test (Dixon and Mood 1946), which assumes
@@ -108,7 +108,7 @@ def find_stragglers(
     step_ms = float(np.median(steps_ms)) if len(steps_ms) else None
     ranks = [*map(int, np.unique(columns_of(timings)["rank"]))]
     num_ranks = len(ranks)
-    # a rank without a step of the kind that is judged cannot be
+    # a rank without a judged step cannot be compared
     num_steps = len(own) if own.shape[1] == num_ranks else 0
     needed = steps_needed(num_steps, FALSE_ALARMS / max(num_ranks, 1))
     undecided = None
@@ -140,9 +140,9 @@ def own_work(
     value is missing.
 
     Own work is batch, forward and backward pass, and optimizer. In plain steps, the
-    backward pass ends when the last bucket is handed over. A rank that ``waits_within``
-    that time would look as slow as the slowest: then, and if the handover was not
-    timed, bracketed steps and their backward pass without communication are used.
+    backward pass ends when the last bucket is handed over. With ``waits_within`` ranks
+    wait for each other before that and would all look slow: then, and if the handover
+    was not timed, bracketed steps and their pass without communication are used.
     """
     rows, backward = plain_steps(timings, num_warmup_steps), TO_LAST
     if waits_within or TO_LAST not in rows:
@@ -155,8 +155,9 @@ def own_work(
 
 
 def steps_needed(count: int, rate: float) -> int | None:
-    """Return the smallest number of heads that ``count`` coin flips reach with a
-    probability of at most ``rate``; None if even ``count`` heads are likelier.
+    """Return in how many of ``count`` steps a rank must exceed the others in the sign
+    test: chance, a fair coin, reaches so many with a probability of at most ``rate``.
+    None if not even all ``count`` are enough.
     """
     done = np.arange(count)
     logs = np.concatenate([[0.0], np.cumsum(np.log((count - done) / (done + 1)))])

@@ -1,4 +1,9 @@
-"""Verdicts: of a check (a rung of the ladder), and of a run from all its checks."""
+"""Verdict on a run, combined from the results of its checks (rungs of the ladder).
+
+A check's own verdict is decided where it is made: in minitrain/proof (tolerances, bits,
+ladder, witness/record.py) and minitrain/compare/run_tolerance.py. stages/equivalence.py
+and minitrain/check call :func:`verdict_of`. For speed verdicts, see comparison.py.
+"""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -21,7 +26,7 @@ class CheckVerdict(StrEnum):
     BREACH = "breach"
 
 
-ALONE = "single rank: nothing to compare"
+ALONE = "single rank: nothing to compare"  # verdict_of looks for these three
 ONE_MEMORY = "the ranks share one memory: nothing to compare"
 ITSELF = "this run is the one process"
 ONE = "one_process"
@@ -29,34 +34,33 @@ VERDICTS: tuple[RunVerdict, ...] = get_args(RunVerdict)
 
 # checks that require equal bits, in addition to "ranks"
 BITS = ("replay", "replay_gradients", "replay_parameters", "replay_losses", "data")
-# without these equal bits prove nothing: parameters changed, the reduction is a sum
+# equal bits prove nothing unless parameters change and the reduction is a sum
 MEANING = ("trained", "reference")
 # checks by independent code: data, step and mean are required, and one of the others
 WITNESS_DATA = ("witness_data", "witness_hashes", "witness_step")
-# the mean in training; in eval mode if training draws unavoidable random numbers
+# checks of the mean: in training, or in eval mode if training must draw random numbers
 MEAN, MEAN_IN_EVAL = "witness_mean", "witness_mean_in_eval"
-# buffers that remember samples
+# check that buffers which remember samples do not change the loss
 BUFFERS = "witness_buffers"
 WITNESS_GRADIENTS = {
     "witness_gradients": "of its steps",
     "witness_probe": "in eval mode",
 }
 FINE = (CheckVerdict.EQUAL, CheckVerdict.PASSED, CheckVerdict.WITHIN)
-# an error in a step makes all that follows wrong: substrings of names of rungs, in the
+# an error in a step makes all that follows wrong: substrings of names of checks, in the
 # order of a step; parameters and states come after these
 ORDER = (
     ("data", "sample", "batch", "token"),
     ("_mean", "witness_loss"),
     ("gradient", "reduced", "reference"),
 )
-# its detail, two long numbers, gives no cause
+# reported only without other breaches: its detail, two long numbers, gives no cause
 LAST = "replay_losses"
 
 
 def verdict_of(rungs: Mapping[str, Mapping[str, Any]]) -> tuple[RunVerdict, str]:
-    """Return the verdict on a run from its rungs (as dictionaries), and its reasons.
-
-    A missing rung supports nothing.
+    """Return the verdict on a run, and the reasons on one line. ``rungs`` are its check
+    results by name, from :func:`as_dicts`; a missing one supports nothing.
     """
     verdicts = {name: rung["verdict"] for name, rung in rungs.items()}
     fine = {name for name, verdict in verdicts.items() if verdict in FINE}
@@ -115,7 +119,7 @@ def _no_witness(rungs: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def cause(name: str) -> int:
-    """Return the position of a rung in a step; early breaches explain later ones."""
+    """Return the sort key of a failed check by its place in a step, causes first."""
     if name == LAST:
         return len(ORDER) + 1
     for number, parts in enumerate(ORDER):
@@ -125,5 +129,5 @@ def cause(name: str) -> int:
 
 
 def as_dicts(rungs: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Convert rungs to dictionaries, for JSON and for :func:`verdict_of`."""
+    """Convert check results to dictionaries, for JSON and for :func:`verdict_of`."""
     return {name: asdict(rung) for name, rung in rungs.items()}

@@ -1,1 +1,1 @@
-"""Benchmarks: interleaved arms of the speed comparison, and the collective ledger."""
+"""Benchmarks: interleaved timing of configurations, and counting of collectives."""

@@ -1,4 +1,4 @@
-"""The arms of the speed comparison, interleaved in one set of processes.
+"""Interleaved timing of arms (configurations) in one set of processes.
 
 The speed of a machine drifts, so only interleaved measurements are compared: in each
 round every arm trains a few steps while the ranks that it does not use sleep. Every
@@ -33,9 +33,9 @@ WITHOUT_SYNC = (("sync", PLAIN),)
 
 @dataclass(frozen=True)
 class Arm:
-    """One way to train the same global batch: with ``changes`` to ``train`` of
-    params.yaml, ``timed`` with the hook of the training stage, ``stamped`` with its
-    clock.
+    """Timed configuration. All arms train the same global batches, each with its
+    ``changes`` to section ``train`` of params.yaml. ``timed`` adds the strategy's
+    timing of buckets, ``stamped`` the step clock, as in the training stage.
     """
 
     name: str
@@ -52,17 +52,19 @@ class Arm:
     def enter(
         self, params: Params, shards: Path, group: dist.ProcessGroup
     ) -> "Contestant":
-        """Create the contestant on each rank of ``group``, from a folder world-W."""
+        """Create the trainer of this arm; call it on each rank of ``group``. ``shards``
+        is a folder world-W, written for the world size of the arm.
+        """
         return Contestant(self, self.params(params), shards, group)
 
 
 def no_sync_arm(name: str, processes: int, threads: int) -> Arm:
-    """Return the ceiling: the same processes and shards without communication."""
+    """Return an arm without communication: an upper bound of speed (the ceiling)."""
     return Arm(name, processes, threads, WITHOUT_SYNC)
 
 
 def arms_of(params: Params) -> list[Arm]:
-    """Return the arms configured by ``params``, in the order of their first turn."""
+    """Return the baseline stage's arms for ``params``, in the order of first turns."""
     threads = params.train.threads_per_process
     return [
         Arm(
@@ -78,7 +80,9 @@ def arms_of(params: Params) -> list[Arm]:
 
 
 class Contestant:
-    """The worker of an arm on a rank; a subclass may replace loop and wrapper."""
+    """Benchmark of one arm on one rank: trains its own model and is timed in turns.
+    Subclasses may override :meth:`train`, or wrap the model differently.
+    """
 
     def __init__(
         self, arm: Arm, params: Params, shards: Path, group: dist.ProcessGroup
@@ -89,7 +93,7 @@ class Contestant:
         self.worker = Worker(config, group=group, timed=arm.timed, observer=observer)
 
     def train(self, steps: Iterable[int]) -> None:
-        """Train the worker for ``steps``."""
+        """Run these training ``steps``. Collective over the arm's group."""
         train(self.worker, steps)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
@@ -102,8 +106,8 @@ class Contestant:
 
     def take_turn(self, num_steps: int) -> tuple[float, int]:
         """Train one untimed step and ``num_steps`` timed ones; return the seconds of
-        the latter and the targets of their global batches. Raises UserError for a loss
-        that is not finite.
+        the latter and the target tokens of their global batches. Collective over the
+        arm's group. Raises UserError if the last loss is not finite.
         """
         torch.set_num_threads(self.arm.threads)
         first = self.next_step
@@ -114,7 +118,7 @@ class Contestant:
         self.train(range(first + 1, self.next_step))
         dist.barrier(self.group)
         seconds = (time.perf_counter_ns() - start) / 1e9
-        # raises UserError
+        # raises UserError for a loss that is not finite
         self.worker.observer.shares()
         steps = range(first + 1, self.next_step)
         tokens = sum(
@@ -124,7 +128,7 @@ class Contestant:
 
 
 def stamps_alone(worker: Worker) -> StepObserver:
-    """Return the observer of the training stage, without hashing."""
+    """Create the training stage's observer, which times steps, without hashing."""
     return StepObserver(worker, records=False)
 
 
@@ -133,8 +137,9 @@ def measure(
 ) -> list[Row]:
     """Time all ``arms``, interleaved, in each of ``rounds``; call it on every rank of a
     process group that spans the largest arm. ``shards`` has a folder world-W for each
-    world size. Returns a row per arm and round: ``round``, ``arm``, ``processes``,
-    ``threads``, ``world_size``, ``tokens`` and ``seconds``.
+    world size. Returns a row per round and arm in which this rank takes part (rank 0:
+    all): ``round``, ``arm``, ``processes``, ``threads``, ``world_size``, ``tokens`` and
+    ``seconds``.
     """
     contestants = enter(params, shards, arms)
     rows = take_turns(contestants, rounds, params.baseline.steps_per_round)
@@ -143,7 +148,7 @@ def measure(
 
 
 def enter(params: Params, shards: Path, arms: Sequence[Arm]) -> list[Contestant | None]:
-    """Return the contestant of each arm; None on ranks that the arm does not use."""
+    """Create this rank's trainer for each arm; None if not in the arm. Collective."""
     contestants: list[Contestant | None] = []
     # shared among arms: threads of gloo wake now and then, even if their group is idle
     groups = {dist.get_world_size(): world()}
@@ -163,7 +168,7 @@ def enter(params: Params, shards: Path, arms: Sequence[Arm]) -> list[Contestant 
 def take_turns(
     contestants: Sequence[Contestant | None], rounds: Iterable[int], num_steps: int
 ) -> list[Row]:
-    """Run the rounds of :func:`measure`, with ``num_steps`` timed steps per turn."""
+    """Run ``rounds`` of :func:`measure`, ``num_steps`` timed steps each. Collective."""
     rows: list[Row] = []
     for number in rounds:
         first = number // 2 % len(contestants)
@@ -189,7 +194,7 @@ def take_turns(
 
 
 def close(contestants: Iterable[Contestant | None]) -> None:
-    """Close all contestants; call it on all ranks."""
+    """Release the resources of all ``contestants``. Collective."""
     for contestant in contestants:
         if contestant is not None:
             contestant.close()

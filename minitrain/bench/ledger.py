@@ -1,4 +1,4 @@
-"""The collective ledger: calls and bytes that a step passes to torch's collectives.
+"""The collective ledger: a count of the collectives of a step, and of their bytes.
 
 They are counted at torch's dispatcher, below every strategy, and compared with what the
 strategy expects (:meth:`minitrain.sync.strategy.Strategy.traffic`).
@@ -22,7 +22,7 @@ from minitrain.train.precision import Precision
 from minitrain.train.rng import untouched_random_state
 from minitrain.train.worker import Worker
 
-# position of the payload argument, the larger side, as nccl-tests counts it
+# index of the argument whose bytes count, else 0: the larger side, as in nccl-tests
 LARGER_SIDE = {"_reduce_scatter_base_": 1, "reduce_scatter_": 1}
 NAMES = {
     "allreduce_": "all_reduce",
@@ -41,8 +41,8 @@ NAMES = {
 
 
 class CollectiveLedger(TorchDispatchMode):
-    """Context manager that counts collectives: ``traffic`` has, by operation, the
-    number of calls and the payload bytes of this rank.
+    """Context manager that counts this rank's collectives, except barriers:
+    ``traffic`` has the number of calls and the payload bytes by operation.
     """
 
     def __init__(self) -> None:
@@ -75,8 +75,8 @@ def _tensors(payload: Any) -> Iterator[Tensor]:
 
 
 def forward_collectives(config: RunConfig) -> list[dict[str, Any]]:
-    """Return a row with the collectives of the first forward pass of the bare model
-    and its loss; no row if there are none. Collective.
+    """Return the names of collectives that the unwrapped model and its loss function
+    call in a forward pass, as a list of one row; empty if none. Collective.
     """
     rank, count = dist.get_rank(), config.num_shards(dist.get_world_size())
     batches = config.batches([rank], count)
@@ -94,8 +94,8 @@ def count_step(
     params: Params, shards: Path, steps_before: int = 12
 ) -> tuple[Traffic, Traffic]:
     """Return the counted and the expected traffic of this rank in one training step;
-    call it in the process of every rank. ``shards`` has a folder world-W. After
-    ``steps_before``, DDP has settled its buckets and PowerSGD has started.
+    call it on every rank, without a process group. ``shards`` has a folder world-W.
+    ``steps_before`` steps precede it: DDP settles its buckets, PowerSGD starts.
     """
     torch.set_num_threads(params.train.threads_per_process)
     with distributed() as (_, world_size):

@@ -9,7 +9,7 @@ ALL_CORES = "one_process_all_cores"
 
 
 class Kind(StrEnum):
-    """Mode of cooperation between the processes of an arm."""
+    """How the processes of one timed configuration (arm) communicate."""
 
     ONE_PROCESS = "one process"
     ALL_CORES = "one process on all cores"
@@ -19,9 +19,10 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class BaselineArm:
-    """An arm; ``twin_of`` names the identical arm that it duplicates (A/A), if any.
+    """Timed configuration (arm) of the baseline stage.
 
-    ``timed``: run with the timestamps and hooks that the training stage uses.
+    ``twin_of`` is the name of the identical arm that it duplicates (A/A test), or
+    empty. ``timed``: run with the timestamps and hooks that the training stage uses.
     """
 
     name: str
@@ -42,7 +43,7 @@ class BaselineArm:
 
 
 def baseline_arms(world_sizes: Iterable[int]) -> list[BaselineArm]:
-    """Return the arms for these gloo world sizes, A/A duplicates included."""
+    """Return arms for gloo ``world_sizes``, for one process, and A/A duplicates."""
     sizes = sorted({*world_sizes} - {1}) or [1]
     ours = [
         BaselineArm(f"gloo-{size}{suffix}", kind, size)

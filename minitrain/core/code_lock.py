@@ -57,6 +57,6 @@ def lock_text(lock: Mapping[str, str]) -> str:
 
 
 def changed_since(root: Path, lock: Mapping[str, str]) -> list[str]:
-    """Return the files of ``lock`` that have changed or been removed."""
+    """Return the paths in ``lock`` whose code changed or is missing in ``root``."""
     now = lock_of(root, lock)
     return [path for path, value in lock.items() if now.get(path) != value]

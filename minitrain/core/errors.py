@@ -24,7 +24,7 @@ EXIT_USER = 2
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 # the only hint in torch.save's error when it writes to a path on a full disk
 OF_TORCH = "unexpected pos"
-# what all commands import, and what stages do of the extra `lab`
+# packages that all commands import; stages also import LAB, the extra `lab`
 PACKAGES = "blake3 cloudpickle jinja2 numpy pydantic safetensors torch tqdm"
 LAB = "markdown_it markupsafe matplotlib pandas psutil ruamel"
 NO_PROCESS = "cannot start a process or thread; `ulimit -u` limits them"
@@ -47,7 +47,7 @@ class Mistakes(UserError):
 
 
 class EvidenceError(Exception):
-    """The run finished but its evidence failed; the line names the difference."""
+    """A check of a finished run failed; the line names the difference."""
 
     exit_code = EXIT_EVIDENCE
 
@@ -70,8 +70,8 @@ class RankError(Exception):
     """A rank failed or timed out; the line names it.
 
     Two failures with equal ``what`` (the cause without names and locations) and
-    ``step`` are the same failure. ``of_another``: the rank was waiting for a rank of
-    another launcher. ``__notes__`` holds its traceback, if any.
+    ``step`` are the same failure. ``of_another``: it failed because of another
+    rank, maybe on another host. ``__notes__`` holds its traceback, if any.
     """
 
     exit_code = EXIT_USER
@@ -84,7 +84,7 @@ class RankError(Exception):
 
 
 def is_disk_full(error: BaseException | None) -> bool:
-    """Return true if ``error``, or an error that it was raised from, is a full disk."""
+    """Return True if ``error``, or one that it was raised from, reports a full disk."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in DISK_FULL:
             return True

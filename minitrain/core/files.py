@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 # size limits in bytes of files that are read as a whole
 MOST_OF_INDEX, MOST_OF_METADATA, MOST_OF_RECORDING = 1 << 28, 1 << 30, 1 << 34
-# in characters or bytes
+# in characters of a text file, else in bytes
 LONGEST_LINE = 1 << 26
 
 
 def _remove_stale(path: Path) -> None:
-    # leftovers of dead processes on this host
+    # removes temporary files of processes that have exited on this host
     host = re.escape(socket.gethostname())
     ours = re.compile(rf"\.{re.escape(path.name)}\.{host}\.(\d+)(\.old)?\.tmp")
     for found in filter(None, map(ours.fullmatch, os.listdir(path.parent))):
@@ -155,7 +155,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def require_regular(path: Path, most: int | None = None) -> Path:
-    """Return ``path``.
+    """Return ``path`` if it is a regular file or a folder.
 
     Raises:
         UserError: it is a pipe, device or socket, or is larger than ``most`` bytes.
@@ -171,8 +171,8 @@ def require_regular(path: Path, most: int | None = None) -> Path:
 
 
 def nearest_file(path: Path, but: Collection[Path] = ()) -> str:
-    """Return " (did you mean X?)" with the closest sibling of ``path`` not in ``but``;
-    empty if none is close or ``path`` exists.
+    """Return " (did you mean X?)" with the sibling of ``path`` of the closest name,
+    excluding ``but``; empty if none is close or ``path`` exists.
     """
     siblings = {one.name for one in path.parent.glob("*") if one not in but}
     if path.name in siblings:
@@ -241,7 +241,7 @@ def each_row(path: Path, *keys: str) -> Iterator[dict[str, Any]]:
 
 
 def each_line(file: IO[AnyStr]) -> Iterator[AnyStr]:
-    """Yield the lines of ``file``; raises ValueError above :data:`LONGEST_LINE`."""
+    """Yield lines; raises ValueError for one longer than :data:`LONGEST_LINE`."""
     while line := file.readline(LONGEST_LINE + 1):
         if len(line) > LONGEST_LINE:
             raise ValueError(f"a line of more than {LONGEST_LINE >> 20} MiB")
@@ -249,13 +249,13 @@ def each_line(file: IO[AnyStr]) -> Iterator[AnyStr]:
 
 
 def read_jsonl(path: Path, *keys: str) -> list[dict[str, Any]]:
-    """Return the rows of :func:`each_row`."""
+    """Return all rows of a JSON Lines file; see :func:`each_row`."""
     return [*each_row(path, *keys)]
 
 
 def read_csv(path: Path, *columns: str) -> "pd.DataFrame":
-    """Read a CSV file with a header; raises UserError if it is not valid CSV, has no
-    column named in ``columns``, or is truncated.
+    """Read a CSV file with a header; raises UserError if it is not valid CSV, one of
+    ``columns`` is missing, a column mixes text and numbers, or it is truncated.
     """
     # slow to import, and not needed by the stages about text
     import pandas as pd

@@ -48,7 +48,7 @@ class Usage:
         return cls(at, busy, steal, own, switches)
 
     def plus(self, other: "Usage") -> "Usage":
-        """Return the sum of two usages measured one after the other."""
+        """Return the sum of two usages (from :meth:`since`) of successive intervals."""
         pairs = zip(astuple(self), astuple(other), strict=True)
         both: list[Any] = [None if None in pair else sum(pair) for pair in pairs]
         return Usage(*both)
@@ -63,15 +63,16 @@ class Usage:
 
 
 def taken(load: Mapping[str, Any]) -> float:
-    """Return the share of CPU time taken by other processes and the hypervisor in a
-    :func:`load_of`; unknown shares count as 0.
+    """Return the share of CPU time taken by other processes and the hypervisor in
+    ``load``, a :func:`load_of`; unknown shares count as 0.
     """
     shares = [load.get(key) for key in ("others_share", "steal_share")]
     return sum(share for share in shares if share is not None)
 
 
 def load_of(ranks: Iterable[Usage]) -> dict[str, Any]:
-    """Return the load of a machine during a measurement, given the usage of each rank.
+    """Return the load of a machine during a measurement from the usage of each rank on
+    it, by :meth:`Usage.since`.
 
     ``others_share`` (processes that are not ranks) and ``steal_share`` (hypervisor) are
     fractions of the time of all cores; ``load_average`` covers the last minute.
@@ -92,7 +93,7 @@ def load_of(ranks: Iterable[Usage]) -> dict[str, Any]:
 
 
 def _cores_s() -> tuple[float | None, float | None]:
-    # busy and stolen seconds of the usable cores
+    # returns busy and stolen seconds, summed over the usable cores
     if not PROC_STAT.exists():
         return None, None
     mine = {f"cpu{core}" for core in os.sched_getaffinity(0)}

@@ -57,7 +57,9 @@ class Shard(Section):
 
 
 class Model(Section):
-    """Model factory and sizes; ``block_size`` is in tokens."""
+    """Model sizes (``block_size`` in tokens) and ``factory``, the function that builds
+    the model. Stages depend on ``file``, which defines it, and ``deps``, its imports.
+    """
 
     file: str
     deps: str
@@ -215,7 +217,7 @@ class Params(Section):
         return sorted({1, *self.runs().values()})
 
     def runs(self) -> dict[str, int]:
-        """Return the world size of every configured training run, by name."""
+        """Return the world size of every configured run, by name, such as gloo-2."""
         return {
             f"{backend}-{size}": size
             for backend, section in (("gloo", self.gloo), ("nccl", self.nccl))

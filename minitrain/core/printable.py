@@ -23,7 +23,7 @@ def as_lines(lines: Iterable[str]) -> str:
 
 
 def note(line: str) -> None:
-    """Print one line on stderr and flush."""
+    """Print one escaped line on stderr and flush."""
     print(printable(line), file=sys.stderr, flush=True)
 
 

@@ -61,8 +61,8 @@ def provenance(script: Path, gpu: str | None = None) -> dict[str, Any]:
     """Return machine, time (UTC) and code of a measurement made by ``script``.
 
     ``git_commit`` is None outside a git repository and ends in ``-dirty`` if code
-    differs from the commit. The code of a study is ``code``, its ``code.lock``; the
-    code of a pipeline stage is ``code_sha256``.
+    differs from the commit. The script of a study gets ``code``, the hashes in its
+    ``code.lock``; another gets ``code_sha256``, see :func:`code_sha256`.
     """
     lock = read_lock(script.resolve().parent / "code.lock")
     return {

@@ -84,7 +84,7 @@ def load(path: Path, schema: type[S]) -> S:
     Raises UserError (one line per mistake) if the file is missing, is not YAML, or does
     not match ``schema``.
     """
-    # of the extra `lab`
+    # installed only with the extra `lab`
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
 

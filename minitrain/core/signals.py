@@ -40,7 +40,7 @@ def stopped_by(number: int) -> tuple[str, int]:
 
 
 def say(line: str, code: int) -> int:
-    """Print an error line, ignoring a closed terminal, and return ``code``."""
+    """Print ``line`` as an error on stderr, unless it is closed; return ``code``."""
     with suppress(OSError):
         print(f"error: {line}", file=sys.stderr, flush=True)
     return code

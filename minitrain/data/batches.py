@@ -23,9 +23,9 @@ IGNORE_INDEX = -100
 class MicroBatch:
     """Input of one forward and backward pass.
 
-    ``inputs`` hold ``num_targets`` of the ``global_targets`` real targets of the global
-    batch. ``digests`` are the SHA-256 of each sample as an integer, ``step`` counts
-    from 0 over all epochs, and ``shard`` is the shard that holds the samples.
+    ``inputs`` hold ``num_targets`` of the ``global_targets`` real targets (not
+    padding) of the global batch. ``digests`` are the SHA-256 of each sample as an
+    integer, ``step`` counts from 0 over all epochs, ``shard`` holds the samples.
     """
 
     step: int
@@ -37,7 +37,7 @@ class MicroBatch:
 
 
 def causal_lm_loss(model: nn.Module, inputs: Any) -> Tensor:
-    """Return the 0-dim ``loss`` of the output: the mean over the real targets."""
+    """Call ``model(**inputs)`` and return its 0-dim ``loss``, a mean over targets."""
     loss: Tensor = model(**inputs).loss
     return loss
 
@@ -74,7 +74,7 @@ class ShardFiles:
         return count // size if count > size and count % size else None
 
     def digest(self) -> int:
-        """Return a hash of the data that does not depend on the number of ranks."""
+        """Return a 64-bit hash of the data, equal for any number of ranks."""
         index = read_json(self.folder / "index.json", "samples_sha256")
         return int(index["samples_sha256"][:16], 16)
 

@@ -40,7 +40,7 @@ class InMemory:
         return next((i for i, size in enumerate(sizes) if size < sizes[0]), None)
 
     def digest(self) -> int:
-        """Return the first 64 bits of the SHA-256 of the first sample."""
+        """Return a 64-bit hash of the data: of its first sample only."""
         first = [tensor[0] for tensor in tensors_of(self.batches[0])]
         return content_digest(first) >> 192
 

@@ -44,10 +44,10 @@ class GlobalOrder:
 
 
 def steps_per_epoch(num_samples: int, global_batch_size: int) -> int:
-    """Return the number of steps in which every sample is used exactly once."""
+    """Return the steps per epoch, rounded up; the last batch may be smaller."""
     return -(-num_samples // global_batch_size)
 
 
 def rank_part(batch: SampleIds, rank: int, world_size: int) -> SampleIds:
-    """Return the ids in a global batch that belong to the shard of ``rank``."""
+    """Return the ids in a global ``batch`` that are in the shard of ``rank``."""
     return batch[batch % world_size == rank]

@@ -95,8 +95,8 @@ def tokenize_corpus(
 
 
 def write_shards(folder: Path, samples: Samples, world_size: int) -> None:
-    """Write the shards of ``world_size`` ranks into ``folder``, and index.json: counts,
-    first texts, SHA-256s, and the hash of the samples reassembled from the shards.
+    """Write the shards of ``world_size`` ranks into the new ``folder``, and index.json:
+    counts, first texts, SHA-256s, and the hash of the samples put back in order.
 
     Raises:
         EvidenceError: the reassembled samples differ from ``samples``; their equality
@@ -145,8 +145,9 @@ def _save(path: Path, array: npt.NDArray[Any]) -> None:
 
 
 def deal_back(shards: list[Samples]) -> str:
-    """Return the SHA-256 of the samples reassembled from ``shards``, which equals
-    :meth:`Samples.sha256` of the corpus only if the shards hold each sample once.
+    """Return the SHA-256 of the samples reassembled from the shards of all ranks. It
+    equals :meth:`Samples.sha256` of the corpus only if they hold each sample once, and
+    is "unequal shards" if their sizes do not fit.
     """
     total, world_size = sum(map(len, shards)), len(shards)
     lengths = np.empty(total, np.int64)
@@ -184,7 +185,7 @@ def _open_array(path: Path) -> Any:
 
 
 def open_targets(folder: Path) -> npt.NDArray[np.uint32]:
-    """Memory-map the number of real targets of every sample, uint32 (samples,)."""
+    """Memory-map the number of targets of every sample in the corpus, uint32 (n,)."""
     targets: npt.NDArray[np.uint32] = _open_array(folder / "targets.npy")
     return targets
 
@@ -196,7 +197,7 @@ def first_texts(folder: Path) -> list[str]:
 
 
 def decode(tokens: Tokens) -> str:
-    """Decode the text of a sample, without its boundary tokens."""
+    """Return the text of a sample without boundary tokens; replace invalid bytes."""
     return tokens.tobytes().strip(b"\xff").decode("utf-8", errors="replace")
 
 

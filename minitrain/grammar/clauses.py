@@ -14,7 +14,7 @@ BASE, THIRD, PAST, PARTICIPLE, ING, NO_FORM = range(6)
 
 
 class Tense(NamedTuple):
-    """Finite auxiliary, the ``rest`` of the auxiliaries, and the form of the verb."""
+    """Finite auxiliary, the ``rest`` of the auxiliaries, and the index of the form."""
 
     auxiliary: str
     rest: str
@@ -58,7 +58,7 @@ _ENCLITIC = {
 
 
 class Kind(NamedTuple):
-    """Properties of a verb that determine its frames."""
+    """Properties of a verb that determine its frames: "be" or its classes."""
 
     be: bool = False
     stative: bool = False
@@ -67,8 +67,8 @@ class Kind(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """Clause template: ``before``, the verb in ``form`` (BASE ... NO_FORM), its
-    complement, ``after``; then the labels of the sentence.
+    """Clause template: ``before`` + verb + complement + ``after``. ``form`` is the
+    index of the verb form (BASE to NO_FORM); the other fields are grammatical labels.
     """
 
     before: str

@@ -1,4 +1,4 @@
-"""Vocabulary besides the verb forms: subjects, complements, adverbials, verb classes.
+"""Vocabulary without verb forms: subjects, complements, adverbials, verb classes.
 
 Any combination makes sense: nouns used as subjects are never objects, and adverbials
 belong to a tense. Complements are plural, mass or definite, so that they fit habits and
@@ -26,6 +26,6 @@ def _read(name: str) -> dict[str, tuple[str, ...]]:
     return {key: tuple(phrases.strip().split("|")) for key, phrases in lines}
 
 
-# by the class named in the verb table
+# phrases by class; the verb table names the class of each verb
 COMPLEMENTS = _read("complements.txt")
 VOCABULARY = _read("vocabulary.txt")

@@ -36,7 +36,7 @@ class Sentence(NamedTuple):
 
 
 class _Walk:
-    # the sentences of one verb and person, and the position in them
+    # visits the sentences of one verb and person in a scattered order
 
     def __init__(self, verb: Verb, frames: list[Frame]) -> None:
         # by index: clauses.BASE, THIRD, PAST, PARTICIPLE, ING, NO_FORM

@@ -93,7 +93,7 @@ def _load(path: Path) -> ModuleType:
 
 
 def execute(path: Path) -> ModuleType:
-    """Execute a user's Python file as a new module, and return the module."""
+    """Execute a user's Python file as a new module and return it; errors propagate."""
     spec = importlib.util.spec_from_file_location(f"user_file_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
@@ -133,7 +133,7 @@ def neighbors_of(file: Path) -> Iterator[None]:
 
 
 def _cause(error: BaseException) -> str:
-    # with the innermost line of user code
+    # adds the innermost line of user code
     frames = traceback.extract_tb(error.__traceback__)
     users = [frame for frame in frames if _is_users(frame.filename)]
     place = f" ({users[-1].filename}:{users[-1].lineno})" if users else ""
@@ -192,7 +192,7 @@ def try_model(
 
 
 class Wrapped(DistributedDataParallel):
-    """Stand-in for the DDP wrapper that a loss gets in a rank, without a reducer."""
+    """Stand-in, in one process, for the DDP wrapper that a loss gets in a rank."""
 
     def __init__(self, module: nn.Module) -> None:
         nn.Module.__init__(self)
