@@ -1,4 +1,7 @@
-"""Process groups in five verbs, and stock DDP: what a script of your own needs."""
+"""Process groups and stock DDP, for a script of your own.
+
+Other strategies to synchronize gradients are in :mod:`minitrain.sync`.
+"""
 
 from minitrain.comm.groups import (
     barrier,

@@ -33,7 +33,7 @@ from minitrain.comm.torch_private import (
 from minitrain.core.errors import UserError
 
 BACKENDS = ("gloo", "nccl")
-# of every wait between steps; torch has no public way to ask a group for it
+# limit of every wait between steps; torch has no public way to ask a group for it
 _limit_s = 120.0
 
 
@@ -117,8 +117,9 @@ def _is_alone() -> bool:
 
 @contextmanager
 def start_up() -> Iterator[None]:
-    """Extend the limit of waits to :data:`STARTUP_S` in the body, which ends with a
-    barrier. Collective. Groups that the body makes keep :func:`group_timeout_s`.
+    """Extend the limit of waits to :data:`STARTUP_S` or more in the body, which ends
+    with a barrier. Collective. Groups that strategies create in it have the limit
+    :func:`group_timeout_s`.
     """
     set_group_timeout(max(_limit_s, STARTUP_S))
     yield
@@ -127,7 +128,7 @@ def start_up() -> Iterator[None]:
 
 
 def group_timeout_s() -> float:
-    """Return the ``timeout_s`` of :func:`init_distributed`, in seconds."""
+    """Return the ``timeout_s`` of :func:`init_distributed`, in seconds; 120 before."""
     return _limit_s
 
 
@@ -178,12 +179,12 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def num_hosts() -> int:
-    """Return the number of hosts of this run."""
+    """Return the number of hosts of this run, 1 without a launcher."""
     return int(os.environ.get("GROUP_WORLD_SIZE", "1"))
 
 
 def host_number() -> int:
-    """Return the number of this host, from 0."""
+    """Return the number of this host, from 0, also without a launcher."""
     return int(os.environ.get("GROUP_RANK", "0"))
 
 
@@ -213,7 +214,9 @@ def distributed(
     timeout_s: float = 120,
     same: Mapping[str, Any] | None = None,
 ) -> Iterator[tuple[int, int]]:
-    """Call :func:`init_distributed`, and :func:`cleanup` at the end of the body."""
+    """Yield the rank and world size from :func:`init_distributed`, which gets the
+    arguments; call :func:`cleanup` at the end of the body.
+    """
     try:
         yield init_distributed(backend, timeout_s=timeout_s, same=same)
     finally:

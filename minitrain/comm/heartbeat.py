@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from minitrain.comm.store import our_store
 
-# in the order of a run; up to sixteen
+# phases in the order of a run; 4 bits allow sixteen
 PHASES = (
     "start",
     "setup",
@@ -37,7 +37,7 @@ AFTER = PHASES[-2:]
 _CODES = {phase: code << 32 for code, phase in enumerate(PHASES)}
 # 28 bits of step, 4 of phase, 32 of time in units of 2**20 ns, about a millisecond
 _TIME = 0xFFFFFFFF
-# the last mark, and the limit of waits
+# a heartbeat has two: the last mark, and the limit of waits in ms
 _WORDS = 2
 
 
@@ -64,7 +64,9 @@ class Seen(NamedTuple):
 
 
 class Heartbeat:
-    """Heartbeat of one rank. Without ``words`` (2,) it has no reader."""
+    """Heartbeat of one rank: the rank writes it, its launcher reads it to find hangs.
+    ``words`` (2,) of 64 bits is memory shared with the reader; None if there is none.
+    """
 
     def __init__(self, words: memoryview | None = None) -> None:
         self._words = words or memoryview(bytearray(8 * _WORDS)).cast("Q")
@@ -75,21 +77,21 @@ class Heartbeat:
         self._words[0] = step << 36 | _CODES[phase] | now
 
     def enter(self, phase: str) -> None:
-        """Record that another ``phase`` of the last step begins."""
+        """Record that ``phase`` begins, in the step that was marked last."""
         self.mark(self._words[0] >> 36, phase)
 
     def limit(self, seconds: float) -> None:
-        """Record the longest wait for another rank."""
+        """Record the longest wait for another rank, after which ranks count as hung."""
         self._words[1] = int(seconds * 1000)
 
     def look(self) -> Seen:
-        """Return the last mark."""
+        """Return the last mark, which any process may read."""
         word, limit = self._words
         return Seen(word >> 36, PHASES[word >> 32 & 15], word, limit / 1000)
 
 
 def make_place(file: Path) -> Heartbeat:
-    """Create the heartbeat of this rank in a new ``file``."""
+    """Create the heartbeat of this rank in a new ``file``, in phase ``start``."""
     with open(os.open(file, os.O_RDWR | os.O_CREAT, 0o600), "r+b") as opened:
         opened.truncate(8 * _WORDS)
         place = Heartbeat(_map(opened.fileno()))
@@ -98,7 +100,7 @@ def make_place(file: Path) -> Heartbeat:
 
 
 def find_place(file: Path) -> Heartbeat | None:
-    """Return the heartbeat in ``file``; None if its rank has not created it yet."""
+    """Map the heartbeat in ``file``; return None if its rank has not created it yet."""
     # mapped, because a read of eight bytes need not be atomic
     with suppress(FileNotFoundError), open(file, "r+b") as opened:
         if os.fstat(opened.fileno()).st_size == 8 * _WORDS:
@@ -111,7 +113,9 @@ def _map(fd: int) -> memoryview:
 
 
 def file_of(folder: Path, rank: int | str, kind: str = "place") -> Path:
-    """Return the path of a rank's file of some ``kind`` in ``folder``."""
+    """Return the path of a rank's file in the run's ``folder``. ``kind`` is ``place``
+    (its heartbeat), ``report`` (its failure), ``stack`` or ``words`` (C++ messages).
+    """
     return folder / f"{kind}-{rank}"
 
 

@@ -1,5 +1,6 @@
-"""Ring all-reduce of gloo, replayed in one process with the same bits.
+"""Sum of gloo's ring all-reduce, repeated in one process with the same bits.
 
+Nothing here communicates: a replay, which repeats a run in one process, sums with it.
 Floating-point sums depend on their order. gloo cuts a buffer into one chunk per rank
 and reduces each chunk along the ring, so the order differs between chunks but is fixed
 by size and world size (gloo/allreduce.cc, algorithm RING).
@@ -16,8 +17,8 @@ MAX_SEGMENT_BYTES = 1 << 20
 def ring_sum(buffers: Sequence[Tensor]) -> Tensor:
     """Return the sum of one tensor (n,) per rank, with the bits of gloo's all-reduce.
 
-    ``buffers`` have one dtype and stay as they are. The sum of chunk c starts with rank
-    c - 1 and goes down the ring to rank c.
+    ``buffers`` have one dtype and size, and are not changed. The sum of chunk c starts
+    with rank c - 1 and goes down the ring to rank c.
     """
     world_size = len(buffers)
     chunk = chunk_elements(buffers[0].nbytes, buffers[0].element_size(), world_size)

@@ -17,11 +17,11 @@ from torch import Tensor
 from minitrain.comm.sockets import meet
 from minitrain.comm.tree import tree_sum
 
-# written by a rank per tick: less needs more barriers, more does not fit the cache
+# a rank writes this much per tick: less needs more barriers, more exceeds the cache
 ROW_BYTES = 1 << 21
 # up to this size adding all rows is faster than waiting for the sums of others
 SMALL_BYTES = 1 << 18
-# of every chunk, enough for all types
+# every chunk starts at a multiple of it, enough for all types
 ALIGNMENT = 64
 
 
@@ -83,8 +83,9 @@ class SharedMemoryGroup:
                 every rank.
 
         Raises:
-            RankError: The rank that it names ended, did not answer or brings another
-                size or type. After any error the group is closed.
+            RankError: The rank that it names ended, did not answer, or has a tensor of
+                another size or type. After any error the group is closed.
+            ValueError: The group is closed.
         """
         self._together("all_reduce", tensor, self._add)
 

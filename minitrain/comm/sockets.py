@@ -21,16 +21,19 @@ import torch.distributed as dist
 from minitrain.comm.together import everyone
 from minitrain.core.errors import RankError, UserError
 
-# a word between ranks: its sender, or a rank that it lost, and what the sender brings
+# message between ranks: the number of its sender, or of a rank that the sender lost,
+# and a text that must be equal on all ranks
 HEAD_BYTES, BRINGS_BYTES = 2, 62
 WORD_BYTES = HEAD_BYTES + BRINGS_BYTES
-# about the cost of falling asleep and being woken
+# time to poll before sleeping, about the cost of falling asleep and being woken
 LISTEN_AWAKE_S = 100e-6
 CLOSED = "connection closed by peer"
 
 
 class Seat(NamedTuple):
-    """Host and process of a rank, and the address at which it accepts connections."""
+    """Entry of a rank, sent to all others: its host, its process id, and the address of
+    the socket at which it accepts connections.
+    """
 
     host: tuple[str, ...]
     pid: int
@@ -66,16 +69,16 @@ def meet(
     timeout_s: float,
     among: Sequence[int] | None = None,
 ) -> tuple["Links", mmap.mmap]:
-    """Link ranks and map one memory of zeros in each. Collective.
+    """Connect ranks of one host, and map the same zeroed memory in each. Collective.
 
     Args:
         group: Ranks that call this; None for all.
-        memory_bytes: Size of the memory.
+        memory_bytes: Size of the memory, which is freed with its last mapping.
         timeout_s: Limit in seconds of the connection, and then of each barrier.
-        among: Ranks of ``group`` to link to this one, itself included; None for all.
+        among: Ranks of ``group`` to connect to this one, with itself; None for all.
 
     Raises:
-        UserError: The linked ranks are on several hosts, or memory is short.
+        UserError: The connected ranks are on several hosts, or memory is short.
         RankError: The rank that it names ended or did not answer in time.
     """
     rank, ranks = dist.get_rank(group), dist.get_process_group_ranks(group)
@@ -132,8 +135,8 @@ def _require_one_host(names: Sequence[int], seats: Sequence[Seat]) -> None:
 
 
 class Links:
-    """Sockets to all other ranks; errors name rank r ``names[r]``. Connecting, and then
-    each barrier, may take ``timeout_s`` seconds.
+    """Sockets to all other ranks. Errors call rank r ``names[r]``, its number in the
+    group of all. Connecting, and then each barrier, may take ``timeout_s`` seconds.
     """
 
     def __init__(self, rank: int, names: Sequence[int], timeout_s: float) -> None:
@@ -145,7 +148,8 @@ class Links:
         _open_links.add(self)
 
     def connect(self, door: socket.socket, seats: Sequence[Seat]) -> None:
-        """Connect to the ranks below, and accept those above at the socket ``door``.
+        """Connect to lower ranks, and accept higher ranks at the listening ``door``.
+        ``seats`` has the entry of each rank, in order.
 
         Raises RankError that names a rank which ended or was not ready in time.
         """
@@ -178,8 +182,8 @@ class Links:
         self._peers = dict(sorted(self._peers.items()))
 
     def share(self, memory: int | None) -> int:
-        """Send the descriptor of the first rank's ``memory`` to all, and return this
-        rank's own. Collective.
+        """Send the descriptor of the first rank's ``memory`` (None on others) to all
+        ranks, and return this rank's. Collective.
         """
         if memory is not None:
             for peer in self._peers.values():
@@ -199,20 +203,20 @@ class Links:
         return memory
 
     def barrier(self, brings: bytes = b"") -> None:
-        """Wait until every rank is here, and brings the same as this one.
+        """Wait until every rank is here, with the same ``brings``. Collective.
 
         Args:
-            brings: Text of at most BRINGS_BYTES.
+            brings: Text of at most BRINGS_BYTES, such as the next operation.
 
         Raises:
-            RankError: A rank ended, left, was silent for too long or brings something
-                else. Every rank gets the error, which names the first such rank; the
+            RankError: A rank ended, left, was silent for too long or passes another
+                text. Every rank gets the error, which names the first such rank; the
                 links are closed then.
         """
         said = brings.ljust(BRINGS_BYTES)
         deadline = time.monotonic() + self._timeout_s
         for peer in self._peers.values():
-            # a rank that ended may have sent its word before: received below
+            # a rank that ended may have sent its message before: received below
             with suppress(OSError):
                 peer.send(self._heads[self._rank] + said)
         for rank, peer in self._peers.items():
@@ -228,7 +232,7 @@ class Links:
             if lost != rank:
                 self._give_up(lost, f"says rank {self._names[rank]}")
             if received[HEAD_BYTES:] != said:
-                # the others have the word of this rank, and see it themselves
+                # the others have the message of this rank, and see it themselves
                 self.close()
                 raise RankError(
                     f"rank {self._names[rank]} brings "

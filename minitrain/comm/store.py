@@ -1,4 +1,4 @@
-"""Rendezvous store of the ranks, and a check that all have the same facts.
+"""Rendezvous store of the ranks, and a check that settings are equal on all.
 
 Ranks of one host that our launcher starts use a file in a folder that is private to the
 user, and communicate over loopback: torch's TCP store listens on every interface and
@@ -47,7 +47,7 @@ _joined = itertools.count()
 
 
 def our_store() -> Path | None:
-    """Return the store's file in a rank that our launcher started, and None in any
+    """Return the path of the store in a rank that our launcher started, and None in any
     other process, such as one that a rank started.
     """
     if os.environ.get(LAUNCHER_PID) != str(os.getppid()) or STORE not in os.environ:
@@ -56,15 +56,15 @@ def our_store() -> Path | None:
 
 
 def names_of_a_rank() -> tuple[str, ...]:
-    """Return the names of the environment variables that a rank needs."""
+    """Return the names of the environment variables that a rank needs to join."""
     return ENVIRONMENT if our_store() is None else ("RANK", "WORLD_SIZE")
 
 
 def meet(timeout: timedelta) -> tuple[Store, int, int]:
-    """Return a store that all ranks share, the rank and the world size.
+    """Connect to a store that all ranks share; return it, the rank and the world size.
 
     Every call returns another store, because a second group must not find keys of the
-    first. Raises UserError if MASTER_PORT is in use.
+    first. ``timeout`` limits each wait. Raises UserError if MASTER_PORT is in use.
     """
     number, file = next(_joined), our_store()
     store: Store
@@ -93,8 +93,8 @@ def meet(timeout: timedelta) -> tuple[Store, int, int]:
 def require_same(
     store: Store, rank: int, world_size: int, facts: Mapping[str, Any]
 ) -> None:
-    """Raise UserError on all ranks unless all have the same ``facts`` (plain values).
-    The message names the first that differs, and the host. Collective.
+    """Raise UserError on all ranks unless ``facts`` (plain values by name) are equal on
+    all. The message names the first that differs, and the host. Collective.
     """
     store.set(f"facts {rank}", json.dumps([socket.gethostname(), dict(facts)]))
     keys = [f"facts {other}" for other in range(world_size)]
@@ -125,8 +125,8 @@ def _difference(everyone: list[tuple[str, dict[str, Any]]]) -> str:
 def differing_fact(
     ours: Mapping[str, Any], theirs: Mapping[str, Any], *, but: Sequence[str] = ()
 ) -> tuple[str, str, str]:
-    """Return the first name, ``but`` these, whose plain values differ, and the start of
-    both values as text; three empty texts if there is none.
+    """Return the first name not in ``but`` whose values differ, and the repr of both
+    values, shortened if long; three empty strings if there is none.
     """
     for name in {**ours, **theirs}:
         values = ours.get(name), theirs.get(name)
@@ -169,7 +169,7 @@ def interfaces() -> str:
 
 @contextmanager
 def variables(changes: Mapping[str, str]) -> Iterator[None]:
-    """Set these environment variables within the body."""
+    """Set environment variables within the body, and restore them after it."""
     before = {name: os.environ.get(name) for name in changes}
     os.environ.update(changes)
     try:

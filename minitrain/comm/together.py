@@ -19,7 +19,8 @@ def everyone(
     """Call ``action`` on every rank of ``group`` and return all results, by rank.
 
     An OSError or UserError of one rank is raised on all, so that no rank waits for one
-    that gave up. Collective; without a process group there is one rank.
+    that gave up. Results are pickled. Collective; without a process group there is one
+    rank.
     """
     mine: Any
     try:
@@ -45,8 +46,8 @@ def only_first(action: Callable[[], T]) -> T:
 
 
 def who_sees(folder: Path) -> list[bool]:
-    """Return by rank whether it sees the ``folder`` of rank 0, as ranks of one host or
-    with a shared file system do. Collective.
+    """Return a bool per rank: True if it sees the ``folder`` of rank 0, as ranks of one
+    host or with a shared file system do. Collective.
 
     Raises OSError if rank 0 cannot write there.
     """

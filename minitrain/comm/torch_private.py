@@ -36,7 +36,7 @@ if torch.__version__ < OLDEST:
     raise UserError(f"torch {torch.__version__}: minitrain needs {OLDEST} or newer")
 
 COMPILER_CACHE = "TORCHINDUCTOR_CACHE_DIR"
-# nanoseconds of the last step; torch's averages begin with the first step
+# keys in DDP's log: nanoseconds of the last step; its averages begin with the first
 LOGGED = (
     "forward_compute_time",
     "backward_compute_time",
@@ -67,7 +67,7 @@ def set_group_timeout(seconds: float) -> None:
 
 def limit_silence(address: str, port: int, limit_s: float) -> None:
     """Limit each read of this process from ``address``:``port`` to ``limit_s`` seconds,
-    after which a TCPStore raises ``DistNetworkError``. Without it, it waits 15 minutes
+    after which a TCPStore raises ``DistNetworkError``. By default it waits 15 minutes
     for a host that vanished, and forever for one that was stopped. Torch does not
     expose its socket.
     """
@@ -167,7 +167,7 @@ def overflows_of(scaler: Any, optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 
 def changes_in_place(tensor: Tensor) -> int:
-    """Return autograd's count of in-place changes of ``tensor``."""
+    """Return autograd's count of in-place changes of ``tensor``, to detect a change."""
     return tensor._version
 
 

@@ -1,7 +1,7 @@
 """Summation in a fixed binary tree: the same bits for any number of processes.
 
-Floating-point sums depend on their order. Here slots i and i + n/2 are added first, for
-all i, then the n/2 sums in the same way, until one is left.
+Floating-point sums depend on their order. Here tensors i and i + n/2 are added first,
+for all i, then the n/2 sums in the same way, until one is left.
 """
 
 from collections.abc import Sequence
@@ -11,12 +11,12 @@ from torch import Tensor
 
 
 def tree_sum(buffers: Sequence[Tensor], *, out: Tensor | None = None) -> Tensor:
-    """Return the sum of n >= 1 tensors of one shape and dtype, which stay as they are.
+    """Return the sum of n >= 1 tensors of one shape and dtype, which are not changed.
 
     While n > 1 are left, with half = ceil(n / 2): x[i] + x[i + half] replaces x[i] for
-    every i < n - half. So W processes may each sum their own slots (r, r + W, ...) and
+    every i < n - half. So W processes may each sum their tensors (r, r + W, ...) and
     then sum the results, both in this order: if n / W is a power of two, the bits are
-    the same as with one process. With 8 slots W may be 1, 2, 4 or 8.
+    the same as with one process. With 8 tensors W may be 1, 2, 4 or 8.
 
     The result goes to ``out``, which may be one of the buffers, or to a new tensor.
     """

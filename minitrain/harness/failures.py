@@ -29,8 +29,9 @@ WAITED = re.compile(
 # gloo's abort message if it receives more than it expects
 MISMATCH = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
 LAST_WORDS = re.compile(r"what\(\): +(.+)")
-# Kinds of failure: a lower kind is the likely cause of a higher one. LOST: a peer that
-# the rank was waiting for; LEFT: any other closed connection, as to a file server.
+# Kinds of failure: a lower kind is the likely cause of a higher one. LEFT: a connection
+# was closed, as to a file server; LOST: the same in a wait for another rank; GAVE_UP: a
+# wait timed out.
 RAISED, CRASHED, KILLED, EXITED, TERMINATED, LEFT, LOST, GAVE_UP = range(8)
 Failure = RankError | UserError
 
@@ -42,7 +43,9 @@ def name_of(rank: int, pid: int) -> str:
 
 
 def failure_by(error: BaseException, rank: int, pid: int, seen: Seen) -> Failure:
-    """Build the failure of a rank from the ``error`` being handled."""
+    """Return the failure of a rank for the ``error`` that is being handled (a UserError
+    as it is). ``seen`` is its last heartbeat.
+    """
     if isinstance(error, UserError):
         return error
     line = " ".join(f"{type(error).__name__}: {error}".split())
@@ -75,7 +78,7 @@ def _failure(
 
 
 def write_report(folder: Path, rank: int, failure: Failure) -> None:
-    """Write ``failure`` into the run's ``folder``, atomically."""
+    """Write ``failure`` into the run's ``folder`` for the launcher, atomically."""
     file = file_of(folder, rank, "report")
     begun = file.with_suffix(".tmp")
     begun.write_bytes(cloudpickle.dumps(failure))
@@ -93,8 +96,9 @@ def read_report(folder: Path, rank: int) -> Failure | None:
 def failures_of(
     folder: Path, pids: Mapping[int, int], codes: Mapping[int, int]
 ) -> list[Failure]:
-    """Return the failures of ranks that have exited; ``codes`` holds their exit codes
-    as in subprocess (negative for a signal), 0 if missing.
+    """Return the failures of the ranks in ``pids``, all of which have exited. A rank
+    that exits with 0 before its work is done has failed, too. ``codes`` holds the exit
+    codes as in subprocess (negative for a signal), 0 if missing.
     """
     found = [_failure_of(folder, r, pid, codes.get(r, 0)) for r, pid in pids.items()]
     return [one for one in found if one is not None]
@@ -132,8 +136,8 @@ def _ended(folder: Path, rank: int, code: int) -> tuple[str, int, str]:
 
 
 def began_it(failure: Failure, first: Container[int | None]) -> bool:
-    """Return true if the rank exited before any was terminated (it is in ``first``),
-    and not because of another rank.
+    """Return True if the rank exited before any was terminated (it is in ``first``),
+    and not because of another rank. False for a UserError.
     """
     if isinstance(failure, UserError):
         return False
@@ -143,9 +147,10 @@ def began_it(failure: Failure, first: Container[int | None]) -> bool:
 def root_cause(
     failures: Sequence[Failure], first: Container[int | None] = ()
 ) -> Failure | None:
-    """Return the failure to report: a user's mistake first, a lost peer last.
+    """Return the failure to report; None if there are none.
 
-    A rank that :func:`began_it` takes precedence over ranks that exited later.
+    A UserError comes first, then a rank that :func:`began_it`, then the lowest kind: a
+    lost peer and a timeout come last.
     """
 
     def order(failure: Failure) -> tuple[bool, int]:

@@ -35,21 +35,21 @@ from minitrain.harness.failures import (
 from minitrain.harness.stack_dump import Stack
 
 POLL_S = 0.1
-# cap on the time between two polls, or half the limit: a longer pause stopped this
-# process, too, as by Ctrl-Z or suspend
+# most seconds that count between two polls (or half the limit): a longer pause stopped
+# this process, too, as by Ctrl-Z or suspend
 PAUSE_S = 1.0
 # delay after the stack dumps, for the report of a rank that just timed out
 REPORT_S = 0.5
-# limit for a rank that is stopped before it sets one
+# limit of waits for a rank that is stopped before it sets one
 STOPPED_S = 30.0
 # phase without a limit: user code that need not update the heartbeat
 UNWATCHED = "start"
 # phases of imports, rendezvous and model construction
 STARTING = ("", "setup")
-# from the early exit of a rank to termination of the others; torchrun waits ten times
-# as long, and forever if the exit code is 0
+# delay after the early exit of a rank until the others are terminated; torchrun waits
+# ten times as long, and forever if the exit code is 0
 BURIED_S = 3.0
-# limit for an answer from another host at the end
+# limit at the end on a pending request to another host
 ASKED_S = 0.5
 
 
@@ -60,7 +60,9 @@ class State(Enum):
 
 
 def state_of(pid: int) -> State:
-    """Return the state of the child ``pid`` without reaping it."""
+    """Return the state of the child ``pid`` without reaping it; ENDED if there is no
+    such child.
+    """
     how = os.WEXITED | os.WSTOPPED | os.WNOHANG | os.WNOWAIT
     try:
         found = os.waitid(os.P_PID, pid, how)
@@ -72,7 +74,7 @@ def state_of(pid: int) -> State:
 
 
 def end(pid: int) -> None:
-    """Kill a rank and the rest of the process group that it leads."""
+    """Kill a rank and the rest of the process group that it leads, if still running."""
     # the pid of a process that has exited may be reused
     kills = [os.killpg] if state_of(pid) is State.ENDED else [os.kill, os.killpg]
     for kill in kills:
@@ -137,10 +139,11 @@ SIGNS: list[Callable[[_Rank], bool]] = [
 
 
 class HangMonitor:
-    """Monitor of the ranks of the run in ``folder``, for at most ``timeout_s`` seconds.
+    """Monitor that detects hanging ranks of the run in ``folder``, and kills all ranks
+    (:meth:`in_background`). A run of more than ``timeout_s`` seconds counts as hung.
 
-    ``pids`` returns the processes started so far, by rank; ``elsewhere`` returns true
-    once the ranks of another host have ended.
+    ``pids`` returns the process ids so far, by rank; ``elsewhere`` returns True once
+    the ranks of another host have failed (None if there is no other host).
     """
 
     def __init__(
@@ -159,11 +162,13 @@ class HangMonitor:
         self._failed: Exception | None = None
         # ranks that exited early, before any was terminated for it
         self.first: set[int] = set()
-        # ranks (but the first, if any) were terminated because another host's had ended
+        # True if ranks not in ``first`` were killed because another host's had failed
         self.followed = False
 
     def look(self) -> RankError | None:
-        """Poll all ranks; return the error of a rank that hangs, if none has exited."""
+        """Poll all ranks once; return the error that names a hanging rank. None if
+        there is none, or if a rank has exited early, which is the cause then.
+        """
         now = time.monotonic()
         passed_s = now - self._looked_s
         self._looked_s = now
@@ -227,8 +232,8 @@ class HangMonitor:
     @contextmanager
     def in_background(self) -> Iterator[None]:
         """Poll in a thread while the body runs, and immediately when a rank exits.
-        Kills all ranks if one hangs (:attr:`verdict`), BURIED_S after one exited early,
-        and if the ranks of another host have ended.
+        Kills all ranks if one hangs (its error is then :attr:`verdict`), BURIED_S after
+        one exited early, and if the ranks of another host have failed.
         """
         over = threading.Event()
         watch, ask = (
@@ -273,8 +278,9 @@ class HangMonitor:
             end(pid)
 
     def cause(self, codes: Mapping[int, int]) -> Exception | None:
-        """Return the failure to report once all ranks have exited, given the exit
-        ``codes`` of those that failed; None if all succeeded.
+        """Return the failure to report once all ranks have exited, None if all have
+        succeeded: a hang if one was found, else the root cause. ``codes`` holds the
+        exit codes of ranks that failed.
         """
         if self._failed is not None or self.verdict is not None:
             return self._failed or self.verdict

@@ -25,11 +25,11 @@ from minitrain.harness.hosts import Hosts, family_of
 POLL_S = 0.1
 # limit on connecting to the address of a host
 REACH_S = 5.0
-# for other hosts to report why their ranks ended; SIGTERM leaves a host 3 s
+# limit for other hosts to report why their ranks ended; SIGTERM leaves a host 3 s
 REPORTS_S = 10.0
-# the first host keeps the store until the others have left
+# the first host serves the store until the others have left, at most this long
 LEAVE_S = 5.0
-# a longer wait is announced
+# a longer wait is announced on stderr
 ANNOUNCE_S = 5.0
 # a host that does not answer for this long after the time limit is lost
 SILENT_S = 5.0
@@ -38,12 +38,14 @@ GAVE_UP, SIZES = "gave up", "sizes"
 # a lower kind is the likely cause of a higher one: a user's mistake, a failed rank, a
 # rank that waited for a rank of another host
 MISTAKE, FAILED, LEFT = range(3)
-# one of these, the line, and the attributes of the error; empty for success
+# one of these, the message and the attributes of the error; empty for success
 Report = list[Any]
 
 
 class Known(NamedTuple):
-    """Entry of a host in the store; ``port`` is open until all have connected to it."""
+    """Host as it announces itself in the store. ``port`` is open until all other hosts
+    have tried to connect to it.
+    """
 
     number: int
     name: str
@@ -55,7 +57,9 @@ class Known(NamedTuple):
 
 
 class HostRendezvous:
-    """Connected hosts of a run; ``everyone[0]`` is this host."""
+    """Hosts of a run, which exchange messages through ``store``; :func:`join_hosts`
+    makes one. After :meth:`join`, ``everyone`` is this host, then the others by number.
+    """
 
     def __init__(self, hosts: Hosts, store: Store, timeout_s: float) -> None:
         self.hosts, self.store, self.timeout_s = hosts, store, timeout_s
@@ -71,11 +75,13 @@ class HostRendezvous:
 
     @property
     def attempt(self) -> str:
-        """Name of the next attempt, the same on all hosts."""
+        """Name of the next attempt to run the ranks, the same on all hosts."""
         return f"attempt-{self._exchanges}"
 
     def join(self, world_size: int) -> None:
-        """Wait for all hosts, and check that each can connect to the others."""
+        """Wait for all hosts, and check that each can connect to the others. Every host
+        calls this with the same ``world_size``. Raises UserError if this fails.
+        """
         # a second connection, since the first may be in a long wait
         self._polled = _store_at(self.hosts, self.timeout_s)
         self._require_same_sizes(world_size)
@@ -164,7 +170,7 @@ class HostRendezvous:
         return self._exchange(error, going_on_s + REPORTS_S, REPORTS_S)
 
     def ended_elsewhere(self) -> bool:
-        """Return true once another host has reported a failure of this attempt, or the
+        """Return True once another host has reported a failure of this attempt, or the
         first host is lost.
         """
         try:
@@ -224,7 +230,9 @@ class HostRendezvous:
                 deadline = min(deadline, now + after_error_s)
 
     def leave(self) -> None:
-        """Announce the end of this host; the first host waits for all others."""
+        """Announce that this host leaves; the first host, which serves the store, waits
+        up to LEAVE_S seconds for the others.
+        """
         with suppress(dist.DistError):
             if self.everyone:
                 self.store.set(f"left {self.number}", "")
@@ -238,10 +246,11 @@ class HostRendezvous:
 def join_hosts(
     hosts: Hosts, timeout_s: float, world_size: int
 ) -> Iterator[HostRendezvous]:
-    """Rendezvous of all ``hosts``; waits for them at most ``timeout_s`` seconds.
+    """Wait for all hosts, at most ``timeout_s`` seconds, and yield their rendezvous.
 
-    Raises UserError if a host is missing, its options differ from the first host's, or
-    it cannot connect to another.
+    ``hosts`` holds the options of this host. Raises UserError if a host is missing, its
+    options or ``world_size`` differ from the first host's, or it cannot connect to
+    another; also if the first host is lost in the body.
     """
     store = _serve(hosts, timeout_s) if hosts.is_first else find(hosts, timeout_s)
     rendezvous = HostRendezvous(hosts, store, timeout_s)
@@ -299,7 +308,7 @@ def _serve(hosts: Hosts, timeout_s: float) -> Store:
 def find(hosts: Hosts, timeout_s: float) -> Store:
     """Connect to the store of the first host, retrying for ``timeout_s`` seconds.
 
-    Raises UserError if no process answers, or a process that is not minitrain.
+    Raises UserError if no process answers, or another program does.
     """
     note(f"waiting for the first host, at {hosts.endpoint}")
     deadline = time.monotonic() + timeout_s

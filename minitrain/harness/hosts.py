@@ -53,7 +53,9 @@ class Hosts:
         return f"{host}:{self.port}"
 
     def ranks_here(self, world_size: int) -> int:
-        """Return the ranks per host; raises UserError if they do not divide evenly."""
+        """Return how many of ``world_size`` ranks run on each host; raises UserError if
+        they do not divide evenly.
+        """
         if world_size % self.count:
             raise UserError(
                 f"--world-size = {world_size}: must be a multiple of --nnodes = "
@@ -162,7 +164,9 @@ def interface_named(name: str) -> Interface:
 
 
 def interface_towards(address: str) -> Interface:
-    """Return the interface of the route to ``address``; raises UserError if none."""
+    """Return the interface of the route to ``address``; raises UserError if there is
+    no route.
+    """
     with socket.socket(family_of(address), socket.SOCK_DGRAM) as probe:
         try:
             # connecting a UDP socket sends nothing, but selects the route
@@ -177,5 +181,5 @@ def interface_towards(address: str) -> Interface:
 
 
 def family_of(address: str) -> socket.AddressFamily:
-    """Return the address family, IPv4 or IPv6."""
+    """Return the family of an IP address, AF_INET or AF_INET6."""
     return socket.AF_INET6 if ":" in address else socket.AF_INET

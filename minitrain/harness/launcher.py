@@ -52,7 +52,7 @@ from minitrain.harness.run_dir import private_folder
 from minitrain.harness.stack_dump import native_words
 
 RENDEZVOUS = "minitrain"
-# addresses, ports and pids, which differ between attempts
+# removed before comparing the errors of two attempts: addresses, ports and pids
 CHANGING = re.compile(r"0x[0-9a-f]+|\d{4,}")
 # not caused by the code: a scheduler or the OOM killer may kill twice at one step
 FROM_OUTSIDE = ("killed by SIGKILL", "killed by SIGTERM", "stopped")
@@ -83,7 +83,8 @@ def launch(
     ``fn`` is pickled by value (cloudpickle), so functions of a notebook cell or of a
     script without a main guard work; torch's default dtype is passed on. ``fn`` joins
     the group with :func:`minitrain.ddp.distributed`; torch's ``init_process_group``
-    would need MASTER_ADDR. No process is left running in any case.
+    would need MASTER_ADDR. ``threads_per_process`` sets OMP_NUM_THREADS. No process is
+    left running in any case.
 
     Raises:
         RankError: a rank failed, or ``timeout_s`` seconds have passed.
@@ -140,9 +141,9 @@ def torchrun(
     """Run ``python -m module arguments`` as ``world_size`` ranks under torchrun.
 
     Without ``rendezvous`` all ranks run on this host: only gloo listens, on loopback,
-    and NCCL if used. With it, every host calls this function. Raises the UserError of
-    the first rank that failed, or a RankError with the rank and its cause of exit or
-    the location of its hang; the same on all hosts.
+    and NCCL if used. With it, every host calls this function. Raises the UserError that
+    a rank raised, or a RankError that names the rank and why it exited or where it
+    hangs; the same on all hosts.
     """
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -270,7 +271,7 @@ def run_as_ranks(
     hosts: Hosts | None = None,
     timeout_s: float = 120,
 ) -> None:
-    """Run ``body`` as ``world_size`` ranks; its argument is the launcher's name.
+    """Run ``body`` as ``world_size`` ranks; its argument is "torchrun" or "launch".
 
     In a rank started by torchrun, runs ``body``. In any other process, calls
     ``preflight``, then starts ``python -m module`` with the arguments of this process
@@ -279,7 +280,9 @@ def run_as_ranks(
     :func:`with_restarts`). Waits ``timeout_s`` seconds for the other ``hosts``, if any.
 
     Raises:
-        UserError: this rank belongs to a run of another size.
+        UserError: this rank belongs to a run of another size; a rank raised it; a host
+            is missing; or there are several hosts but no torchrun.
+        RankError: a rank failed, and is not restarted.
     """
     # both are needed: torchrun variables can be inherited by a process that is no rank
     if RUN_ID in os.environ and all(name in os.environ for name in names_of_a_rank()):
@@ -326,8 +329,9 @@ def _count_all_hosts() -> None:
 def with_restarts(attempt: Callable[[], None], max_restarts: int) -> None:
     """Call ``attempt``, repeating it up to ``max_restarts`` times if it loses a rank.
 
-    Prints the failure on stderr before each restart. Raises the RankError if it repeats
-    the previous one at the same step, or no restart is left.
+    Prints the failure on stderr before each restart. Raises the RankError if no restart
+    is left, or if it repeats the previous one at the same step, as a bug does (unless a
+    rank was stopped, or killed by SIGKILL or SIGTERM). Other errors are not caught.
     """
     before: tuple[str, int | None] | None = None
     for count in range(1, max_restarts + 2):

@@ -80,7 +80,9 @@ def _fail(folder: Path, failure: Failure) -> NoReturn:
 
 
 def exit_now(code: int) -> NoReturn:
-    """Exit without cleanup, which could hang in a process group that lost a rank."""
+    """Flush the output and exit with ``code``, without cleanup, which could hang in a
+    process group that lost a rank.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from minitrain.comm.heartbeat import file_of
 
-# not used by torch, DVC or Slurm, and unlikely in user code
+# signal that requests a dump: torch, DVC and Slurm do not use it, and user code rarely
 ASK: int = getattr(signal, "SIGRTMAX", signal.SIGUSR2)
 ANSWER_S = 1.0
 # lines of a traceback (innermost last) and of faulthandler (innermost first)
@@ -27,7 +27,7 @@ WAITS = re.compile(
     r"/torch/(distributed/|nn/parallel/|autograd/graph\.py)"
     r"|/minitrain/(comm|sync)/"
 )
-# frames around any operator, a wait or not
+# frames that torch puts around any operator, a wait or not; skipped
 PASSES_ON = re.compile(r"/torch/(_ops|_compile|utils/_contextlib)\.py")
 # frames of communication code, not of the rank's own code
 COMMUNICATION = re.compile(r"/minitrain/(comm|harness)/")
@@ -39,7 +39,9 @@ LIBRARIES = (
 
 
 class Stack(list[tuple[str, str]]):
-    """Frames of a stack dump as (file, line), innermost first."""
+    """Frames of a stack dump as (file, line), innermost first. ``text`` is a dump, or a
+    traceback (``innermost_last``). Its string is ``in FILE:LINE``, of user code if any.
+    """
 
     def __init__(self, text: str, *, innermost_last: bool = False) -> None:
         found = FRAME.findall(text)
@@ -47,7 +49,7 @@ class Stack(list[tuple[str, str]]):
 
     @property
     def waits(self) -> bool:
-        """True if this is a wait for another rank."""
+        """True if the innermost frame waits for another rank."""
         inner = next((file for file, _ in self if not PASSES_ON.search(file)), "")
         return WAITS.search(inner) is not None
 
@@ -72,7 +74,8 @@ def answer_in(file: Path) -> None:
 
 
 def ask(files: Mapping[int, Path]) -> dict[int, Stack]:
-    """Return the stacks, by pid, of processes that answer within :data:`ANSWER_S`.
+    """Request stack dumps, and return the stacks by pid. A process that does not answer
+    within :data:`ANSWER_S` seconds is omitted.
 
     ``files`` maps the pid to the file passed to :func:`answer_in` in that process; the
     signal would kill a process that has not called it.
@@ -102,7 +105,7 @@ def read(file: Path) -> str:
 
 
 def of_crash(text: str) -> Stack:
-    """Return the stack of the main thread, which comes last in a crash dump."""
+    """Return the stack of the main thread, the last one in the crash dump ``text``."""
     return Stack(text.split("Thread 0x")[-1])
 
 
@@ -121,5 +124,5 @@ def keep_native_words(file: Path) -> None:
 
 
 def native_words(folder: Path, ranks: Iterable[int]) -> str:
-    """Return the redirected output of all ``ranks``."""
+    """Return the output of all ``ranks`` that :func:`keep_native_words` redirected."""
     return "".join(read(file_of(folder, rank, "words")) for rank in ranks)

@@ -9,6 +9,7 @@ from minitrain.sync.guarantees import GUARANTEES, Guarantees
 if TYPE_CHECKING:
     from minitrain.sync.strategy import Strategy
 
+# a new name also needs a row in GUARANTEES
 STRATEGIES = {
     "ddp": "minitrain.sync.stock:StockDDP",
     "per_parameter": "minitrain.sync.explicit:PerParameter",
@@ -25,12 +26,14 @@ STRATEGIES = {
     "one_copy": "minitrain.sync.one_copy:OneCopy",
     "hierarchical": "minitrain.sync.hierarchical:Hierarchical",
 }
-# the plain module: without communication, also in several processes
+# strategy that trains the plain module, without communication between processes
 PLAIN = "minitrain.sync:Strategy"
 
 
 def find_strategy(name: str) -> "type[Strategy]":
-    """Return the strategy of a name or package.module:Class; UserError if unknown."""
+    """Return the class for a key of STRATEGIES or a package.module:Class; raises
+    UserError if there is none.
+    """
     module, colon, attribute = STRATEGIES.get(name, name).partition(":")
     if not colon:
         allowed = ", ".join(STRATEGIES)
@@ -49,13 +52,15 @@ def find_strategy(name: str) -> "type[Strategy]":
 
 
 def guarantees_of(name: str) -> Guarantees:
-    """Return the guarantees of a strategy, for our own without importing torch."""
+    """Return the guarantees of a strategy, without importing torch if it is in
+    GUARANTEES. Raises the UserError of :func:`find_strategy`.
+    """
     if name in GUARANTEES:
         return GUARANTEES[name]
     return find_strategy(name).guarantees
 
 
 def name_of(strategy: "type[Strategy]") -> str:
-    """Return the name in ``train.sync``: the short one, or package.module:Class."""
+    """Return a key of STRATEGIES, or package.module:Class; both name it in params."""
     home = f"{strategy.__module__}:{strategy.__qualname__}"
     return next((name for name, path in STRATEGIES.items() if path == home), home)

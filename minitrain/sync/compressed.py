@@ -62,12 +62,12 @@ class BFloat16Compress(Float16Compress):
 
 class PowerSGD(StockDDP):
     """Low-rank approximation with error feedback (Vogels et al. 2019, arXiv:1905.13727)
-    by torch's ``powerSGD_hook``. Only the loss can be checked.
+    by torch's ``powerSGD_hook``. Of its results, only the loss can be checked.
     """
 
     guarantees = GUARANTEES["powersgd"]
     needs_hook: ClassVar[bool] = True
-    # the error memory of each rank
+    # each rank has its own error memory
     holds_a_part: ClassVar[bool] = True
     # Torch's hook starts its second collective in a callback of the first. With two
     # buckets in flight ranks may start them in different orders, and gloo aborts.
@@ -106,7 +106,7 @@ class PowerSGD(StockDDP):
             setattr(self._state, name, kept[name])
 
     def traffic(self) -> Traffic:
-        # torch's hook counts the mean over the steps so far
+        # torch's hook knows only the mean rate over the steps so far
         parameters = trained(self.model).values()
         elements = sum(p.numel() for p in parameters)
         rate, *_ = self._state.compression_stats()

@@ -21,8 +21,8 @@ from minitrain.sync.strategy import (
 
 
 class Flat(Strategy):
-    """One all-reduce of all gradients in one buffer; the base of all strategies that
-    reduce after backward.
+    """One all-reduce of all gradients in one buffer, after backward; a base class, of
+    which strategies override :meth:`exchange` (the sum) or :meth:`buckets`.
     """
 
     guarantees: ClassVar[Guarantees] = GUARANTEES["flat"]
@@ -32,7 +32,9 @@ class Flat(Strategy):
         self._trained = trained(self.model)
 
     def buckets(self) -> list[list[str]]:
-        """Return the names that are reduced together: all parameters of one type."""
+        """Return lists of names of parameters, each reduced in one buffer: by default a
+        list for each dtype.
+        """
         names: dict[torch.dtype, list[str]] = {}
         for name, parameter in self._trained.items():
             names.setdefault(parameter.dtype, []).append(name)
@@ -40,7 +42,8 @@ class Flat(Strategy):
 
     def exchange(self, flat: Tensor) -> None:
         """Replace ``flat`` (n,), the gradients of one bucket, by the sum over the
-        ranks, in place. If the strategy averages, they are already divided.
+        ranks, in place. If the strategy averages, they are already divided by the world
+        size. Collective.
         """
         dist.all_reduce(flat, group=self.group)
 

@@ -11,6 +11,8 @@ from typing import Literal, TypeAlias
 from minitrain.core.errors import UserError
 from minitrain.core.params import Train
 
+# In this order: each parameter is reduced once per step; results equal a replay in one
+# process bit for bit; they are close to one process with the whole batch; the loss is
 Promise = Literal["reduced_once", "replay", "one_process", "loss"]
 # gloo's ring; a balanced binary tree; a tree inside each host, then a ring among the
 # hosts; no fixed order
@@ -20,7 +22,7 @@ EXACT: frozenset[Promise] = frozenset({"reduced_once", "replay", "one_process"})
 
 @dataclass(frozen=True)
 class Defaults:
-    """Settings of strategies, with the defaults of params.yaml."""
+    """Settings of strategies in section ``train`` of params.yaml, with its defaults."""
 
     bucket_cap_mb: float | None = None
     overlap: bool = True
@@ -34,18 +36,18 @@ Tuning: TypeAlias = Train | Defaults
 
 @dataclass(frozen=True)
 class Guarantees:
-    """Properties of a strategy that the ladder checks, and its requirements.
+    """Properties of a strategy, which decide how a run is checked, and requirements.
 
     Args:
-        promises: Rungs that apply.
+        promises: What is checked; see :data:`Promise`.
         adds_in: Order in which the ranks' gradients are added. With ``hosts`` the
             strategy records the ranks of each host in ``trace.hosts``, and its
             ``reference`` gets them.
         wire: Torch type to which gradients are rounded for transport.
         averages: The sum is divided by the number of ranks.
-        has_buckets: DDP's buckets, with their settings.
-        logical_shards: Cut a batch into ``train.logical_shards`` at any world size.
-        own_buffers: After a step the buffers depend on the rank's own samples.
+        has_buckets: It uses DDP's buckets, so their settings apply.
+        logical_shards: A batch is cut into ``train.logical_shards`` at any world size.
+        own_buffers: After a step the model's buffers depend on the rank's own samples.
         waits_within: A rank may wait for others before its last gradient is computed,
             so the time until then is not its own.
         on_one_host: All ranks must be on one host.
@@ -73,7 +75,7 @@ class Guarantees:
         return bool({"replay", "one_process"} & self.promises)
 
     def num_shards(self, world_size: int, tuning: Tuning) -> int:
-        """Return the number of shards of a global batch."""
+        """Return the number of shards of a global batch; by default one per rank."""
         return tuning.logical_shards if self.logical_shards else world_size
 
     def require(self, tuning: Tuning, world_size: int, precision: str) -> None:
@@ -100,7 +102,7 @@ class Guarantees:
 
 
 DDP = Guarantees(has_buckets=True)
-# rounding to 16 bits is far coarser than any tolerance of the ladder
+# rounding to 16 bits is far coarser than the tolerances for one process
 COMPRESSED = replace(DDP, promises=frozenset({"reduced_once", "replay"}))
 TREE = Guarantees(
     adds_in="tree", averages=False, logical_shards=True, own_buffers=False

@@ -21,8 +21,8 @@ from minitrain.sync.strategy import Traffic
 
 class SharedMemory(StockDDP):
     """DDP with an all-reduce through shared memory, which is faster than gloo's sockets
-    and needs no thread. At two ranks it has the bits of stock DDP; at more, ranks are
-    added in a tree instead of a ring.
+    and needs no thread. With two ranks it has the bits of stock DDP; with more, ranks
+    are added in a tree instead of a ring.
     """
 
     guarantees: ClassVar[Guarantees] = GUARANTEES["shm"]
@@ -59,7 +59,7 @@ class SharedMemory(StockDDP):
 
 class Hierarchical(SharedMemory):
     """Shared memory inside each host, gloo between hosts: buckets are reduced inside
-    each host, then among the first ranks of the hosts (the leaders), and handed back.
+    each host, then among the first ranks (leaders), and broadcast inside each host.
     On one host it has the bits of ``shm``, with one rank per host the bits of ``ddp``.
     """
 
@@ -72,7 +72,7 @@ class Hierarchical(SharedMemory):
         self._crosses_hosts = len(hosts) > 1
         # None except on the leaders of several hosts
         self._leaders: dist.ProcessGroup | None = None
-        # buckets of this step that the leader has yet to hand back
+        # buckets of this step that the leader has yet to broadcast inside its host
         self._under_way: list[tuple[Tensor, Reduced]] = []
         if self._crosses_hosts:
             names = [f"leaders-{secrets.token_hex(16)}"]

@@ -28,8 +28,8 @@ from minitrain.sync.strategy import (
 
 
 class Invariant(Flat):
-    """Logical shards in a binary tree, with its upper levels exchanged between
-    processes by recursive doubling (Thakur et al. 2005).
+    """Sum of logical shards in a binary tree: its lower levels inside each process, its
+    upper ones between processes by recursive doubling (Thakur et al. 2005).
     """
 
     guarantees: ClassVar[Guarantees] = GUARANTEES["invariant"]
@@ -98,7 +98,7 @@ class Invariant(Flat):
 
 
 class InvariantSharedMemory(Invariant):
-    """The same tree, with its upper levels in shared memory of one host."""
+    """The tree of :class:`Invariant`, with its upper levels in shared memory."""
 
     guarantees: ClassVar[Guarantees] = GUARANTEES["invariant_shm"]
 

@@ -29,13 +29,14 @@ from minitrain.sync.guarantees import GUARANTEES, Guarantees
 from minitrain.sync.sharded import gather_moments
 from minitrain.sync.strategy import BucketEvent, Traffic, num_bytes
 
-# overhead of the optimizer's calls for one parameter, in bytes of parameters
+# overhead of the optimizer's calls for one parameter, as bytes, to balance the ranks
 CALLS_IN_BYTES = 1 << 16
 
 
 class OneCopy(Flat):
-    """The sums of ``shm``, with parameters and optimizer state once per host instead of
-    once per rank. At two ranks it has the bits of stock DDP.
+    """Parameters and optimizer state once per host instead of once per rank. Sums in
+    :meth:`reduce`, in the order of ``shm``; ``exchange`` of the base class is unused.
+    With two ranks it has the bits of stock DDP.
     """
 
     guarantees: ClassVar[Guarantees] = GUARANTEES["one_copy"]
@@ -85,7 +86,7 @@ class OneCopy(Flat):
         self._is_last = False
         self._written: set[str] = set()
         self._agreed: Traffic = {}
-        # a parameter keeps its hook out of sight of the garbage collector
+        # a weak reference, because the garbage collector cannot see a parameter's hooks
         alive = weakref.proxy(self)
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(
@@ -124,7 +125,7 @@ class OneCopy(Flat):
 
     def reduce(self) -> None:
         self._is_last = False
-        # parameters with their last gradient in an earlier micro-step
+        # parameters that got their last gradient in an earlier micro-step
         for name in [n for n in self._trained if n not in self._written]:
             self._write(name)
         for name in self._terms:
@@ -160,7 +161,9 @@ class OneCopy(Flat):
         return optimizer
 
     def on_step(self) -> None:
-        """Wait until all parameters are stepped; called by the optimizer."""
+        """Wait until all ranks have stepped their parameters. Collective; the optimizer
+        calls it at the end of its step.
+        """
         start = time.perf_counter_ns()
         self._links.barrier()
         self.trace.optimizer_ns = time.perf_counter_ns() - start

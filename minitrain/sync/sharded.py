@@ -72,8 +72,8 @@ class ZeRO1(StockDDP):
 
 class FSDP(Strategy):
     """Parameters, gradients and optimizer state sharded over the ranks by torch's
-    ``fully_shard``. Its collectives are part of both passes, so its step has no
-    account.
+    ``fully_shard``. Its collectives are part of both passes, so its step time cannot be
+    split into computation and communication.
     """
 
     guarantees: ClassVar[Guarantees] = GUARANTEES["fsdp"]
@@ -143,8 +143,9 @@ class FSDP(Strategy):
 
 
 def gather_moments(sync: Strategy, own: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the moments of all ranks on rank 0, in the order of the model's
-    parameters. ``own`` are this rank's. Collective.
+    """Return the moments (see :meth:`Strategy.moments`) of all ranks on rank 0, in the
+    order of the model's parameters; nothing on the others. ``own`` are this rank's.
+    Collective.
     """
     parts: list[Any] = [None] * sync.world_size
     everyone = parts if sync.rank == 0 else None

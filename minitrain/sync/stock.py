@@ -29,8 +29,9 @@ class StockDDP(Strategy):
     """DDP with torch's defaults (Li et al. 2020, arXiv:2006.15704).
 
     ``timed`` adds a communication hook with the same bits, which records when each
-    bucket was handed over and when it was reduced. Without ``overlap`` buckets wait for
-    the last one.
+    bucket was complete and when it was reduced. Without ``overlap`` (of ``tuning``) no
+    bucket is reduced before the last one is complete. To sum in another way, override
+    :meth:`exchange`.
     """
 
     guarantees: ClassVar[Guarantees] = GUARANTEES["ddp"]
@@ -53,7 +54,7 @@ class StockDDP(Strategy):
         self._names = {id(p): n for n, p in self.model.named_parameters()}
         # a bucket is multiplied by this before it is summed
         self.factor = 1.0 / self.world_size
-        # a pass without communication would mark parameters as used
+        # then a pass without communication would mark parameters as used
         self.has_account = not self.tuning.find_unused_parameters
         self._late: list[tuple[GradBucket, BucketEvent, Reduced]] = []
         if self.needs_hook or self.timed or not self.tuning.overlap:

@@ -19,8 +19,8 @@ Traffic = dict[str, tuple[int, int]]
 
 @dataclass
 class BucketEvent:
-    """Bucket of one step. Times are ``perf_counter_ns`` readings (``done_ns`` is 0
-    until the bucket is reduced), None on a GPU, where the hook only enqueues work.
+    """Reduction of one bucket of gradients in a step. Times are ``perf_counter_ns``
+    readings: 0 before it is done, None on a GPU, where the hook only enqueues work.
     """
 
     parameters: tuple[str, ...]
@@ -31,7 +31,7 @@ class BucketEvent:
 
 @dataclass
 class SyncTrace:
-    """Buckets of the current step, in the order in which they were handed over.
+    """Buckets of the current step, in the order in which they became complete.
     ``computed_ns`` is the time of the last gradient, ``optimizer_ns`` the duration of
     communication in the optimizer's step. ``hosts``, the ranks on each host, is kept
     from step to step, for strategies that first reduce inside each host.
@@ -48,7 +48,8 @@ class Strategy:
 
     A step is :meth:`begin`, one or more :meth:`micro_step`, each with a forward pass
     (through ``module``) and a backward pass, then :meth:`reduce`. A subclass
-    initializes itself in :meth:`set_up`.
+    initializes itself in :meth:`set_up`. Gradients are summed in :meth:`reduce` if the
+    class derives from Flat; with DDP or FSDP in backward, and ``reduce`` does nothing.
 
     Args:
         model: The module to train.
@@ -57,8 +58,10 @@ class Strategy:
         timed: Record buckets and their times in ``trace``.
 
     Attributes:
-        has_account: True if a backward pass without communication is possible.
-        holds_a_part: True if the state of a rank is useless at another world size.
+        has_account: True if a backward pass without communication is possible, which
+            is timed to separate computation from communication.
+        holds_a_part: True if the state of a rank is a shard or its own, so that a run
+            cannot resume at another world size.
     """
 
     guarantees: ClassVar[Guarantees] = Guarantees()
@@ -82,7 +85,7 @@ class Strategy:
         self.set_up()
 
     def set_up(self) -> None:
-        """Wrap the model, and start all ranks from rank 0's weights. Collective."""
+        """Wrap the model, and copy rank 0's weights to all ranks. Collective."""
 
     @property
     def divisor(self) -> int:
@@ -95,7 +98,9 @@ class Strategy:
         self.trace.computed_ns = self.trace.optimizer_ns = None
 
     def micro_step(self, shard: int, is_last: bool) -> AbstractContextManager[None]:
-        """Return a context for the passes of a micro-batch of ``shard``."""
+        """Return a context for both passes of a micro-batch, which is from ``shard`` of
+        the batch. ``is_last``: it is this rank's last in the step.
+        """
         return nullcontext()
 
     @contextmanager
@@ -111,17 +116,18 @@ class Strategy:
     def optimizer(
         self, kind: Callable[..., torch.optim.Optimizer], learning_rate: float
     ) -> torch.optim.Optimizer:
-        """Build this rank's optimizer, with torch's defaults and a learning rate."""
+        """Return this rank's optimizer of class ``kind``, with torch's defaults."""
         return kind(self.model.parameters(), lr=learning_rate)
 
     def agree_on_overflow(self, found: Tensor) -> None:
-        """Synchronize ``found`` (1,), not 0 if a gradient that this rank steps
-        overflowed. Collective. By default all ranks step all gradients, so it is equal.
+        """Set ``found`` (1,), not 0 if a gradient that this rank steps overflowed, to
+        the maximum over ranks. Collective. Does nothing by default, since all ranks
+        step all gradients, so it is equal.
         """
 
     def moments(self, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-        """Return the state of ``optimizer`` by ``NAME/KEY``: whole tensors, on rank 0.
-        Collective.
+        """Return the tensors in the state of ``optimizer``, not sharded, by
+        ``PARAMETER/KEY``; complete on rank 0. Collective.
         """
         return {
             f"{name}/{key}": whole(value)
@@ -131,7 +137,7 @@ class Strategy:
         }
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """Return the state of this rank's ``optimizer``."""
+        """Return this rank's state of ``optimizer``, for a checkpoint of this rank."""
         return optimizer.state_dict()
 
     def restore_optimizer(
@@ -141,7 +147,7 @@ class Strategy:
         optimizer.load_state_dict(state)
 
     def kept(self) -> dict[str, Any]:
-        """Return the strategy's own state between steps, in tensors and JSON types."""
+        """Return more state for a checkpoint, tensors and JSON types; empty if none."""
         return {}
 
     def restore(self, kept: dict[str, Any]) -> None:
@@ -151,15 +157,15 @@ class Strategy:
         """Synchronize buffers after the last step. Collective."""
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the full state dict of the unwrapped model. Collective."""
+        """Return the full state dict of the unwrapped model, unsharded. Collective."""
         return dict(self.model.state_dict())
 
     def traffic(self) -> Traffic:
-        """Return the expected traffic of the last step, without buffers."""
+        """Return the traffic expected of the last step, without the model's buffers."""
         return {}
 
     def logged(self) -> dict[str, float]:
-        """Return torch's own times of the last step in ms, if any."""
+        """Return torch's own times of the last step in ms, by name; empty if none."""
         return {}
 
     def close(self) -> None:
@@ -167,9 +173,10 @@ class Strategy:
 
     @staticmethod
     def reference(gradients: Sequence[Tensor]) -> Tensor:
-        """Return a synchronized bucket (n,), bit for bit if the strategy promises
-        ``replay``. ``gradients`` has a tensor (n,) per shard, already divided if the
-        strategy averages; they stay as they are.
+        """Return the sum of one bucket (n,) in one process, for the replay; if the
+        strategy promises ``replay``, with the same bits as between ranks. ``gradients``
+        has a tensor (n,) per shard, already divided if the strategy averages; they are
+        not changed.
         """
         return ring_sum(gradients)
 
@@ -185,31 +192,33 @@ def copy_buffers(model: nn.Module) -> list[Tensor]:
 
 
 def load_buffers(model: nn.Module, saved: Sequence[Tensor]) -> None:
-    """Load copies into the model in place; ValueError for a wrong number."""
+    """Copy ``saved`` into the model's buffers, in place; ValueError if their number is
+    wrong.
+    """
     for buffer, copy in zip(model.buffers(), saved, strict=True):
         buffer.detach().copy_(copy)
 
 
 def num_bytes(parameters: Iterable[Tensor]) -> int:
-    """Return the total size in bytes."""
+    """Return the total size of ``parameters`` in bytes."""
     return sum(parameter.nbytes for parameter in parameters)
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Return the tensor, gathered if it is sharded over ranks. Collective."""
+    """Return ``tensor``, detached, and gathered if it is sharded. Collective."""
     gather = getattr(tensor, "full_tensor", None)
     return (tensor if gather is None else gather()).detach()
 
 
 def world() -> dist.ProcessGroup:
-    """Return the process group of all ranks."""
+    """Return the process group of all ranks, which must exist."""
     group = dist.group.WORLD
     assert group is not None
     return group
 
 
 def broadcast(tensors: Iterable[Tensor], group: dist.ProcessGroup | None) -> None:
-    """Replace ``tensors`` by rank 0's, in place. Collective."""
+    """Replace ``tensors`` by rank 0's of ``group`` (None for all). Collective."""
     for tensor in tensors:
         # gloo ignores strides
         dense = tensor.detach().contiguous()
