@@ -1,4 +1,4 @@
-"""The five verbs of minitrain.comm.groups."""
+"""The functions of minitrain.comm.groups."""
 
 import copy
 import os
@@ -27,7 +27,7 @@ def test_without_an_environment_it_is_a_world_of_one() -> None:
         ddp.barrier()
     assert not dist.is_initialized()
     assert dict(os.environ) == before
-    # the verbs work without a group
+    # they work without a group
     assert ddp.is_main_process()
     ddp.barrier()
     ddp.cleanup()
