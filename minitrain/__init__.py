@@ -27,8 +27,8 @@ __all__ = [
     "show",
 ]
 
-# Before anything that takes time: a rank that is stopped while it imports torch would
-# outlive its launcher, a stage its DVC.
+# First, since imports are slow: otherwise a rank that is stopped while it imports torch
+# would outlive its launcher, and a stage would outlive DVC.
 if os.environ.get("MINITRAIN_LAUNCHER_PID") == str(os.getppid()):
     import_module("minitrain.core.signals").end_with_launcher()
 elif os.environ.get("MINITRAIN_STAGE", "").startswith(f"{os.getpid()} "):

@@ -1,4 +1,4 @@
-"""Callbacks of Trainers: they record what :func:`minitrain.record` does.
+"""Callbacks for Trainers: they record a training like :func:`minitrain.record`.
 
 For the Trainer of transformers, at the start and end of ``trainer.train()``::
 
@@ -10,7 +10,7 @@ For Lightning, with the loss of each step::
     from minitrain.callbacks import LightningCallback
     trainer = lightning.Trainer(callbacks=[LightningCallback("runs/one")])
 
-Each is imported with its library when it is first named.
+The first access to a name imports its library.
 """
 
 from importlib import import_module

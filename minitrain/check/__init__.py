@@ -1,1 +1,1 @@
-"""The ladder for any model, batches and loss."""
+"""Checks of data-parallel training for any model, batches and loss."""

@@ -29,13 +29,13 @@ from minitrain.train.rng import seed_everything, untouched_random_state
 # pytest omits these functions from the traceback that it shows
 __tracebackhide__ = True
 
-# the section of params.yaml whose keys are arguments here
+# prefix of the keys of params.yaml that are arguments here, as messages write it
 SECTION = re.compile(r"(?<!')\btrain\.")
 TwoOrMore = Annotated[int, Field(ge=2)]
 
 
 class Settings(Section):
-    """Arguments with limits that do not depend on the model."""
+    """Schema of the arguments whose limits do not depend on the model."""
 
     world_size: TwoOrMore
     steps: TwoOrMore | None
@@ -53,8 +53,8 @@ class Settings(Section):
 
 
 def by_argument(error: Exception) -> Exception:
-    """Return ``error`` without its traceback, with the names of arguments instead of
-    keys of params.yaml.
+    """Return ``error`` without its traceback; in the message of a UserError, keys of
+    params.yaml (``train.seed``) are replaced by names of arguments (``seed``).
     """
     if isinstance(error, UserError):
         error.args = tuple(SECTION.sub("", line) for line in lines_of(error))
@@ -74,7 +74,9 @@ def as_config(
     accept: Collection[str],
     **settings: Any,
 ) -> RunConfig:
-    """Return the run that the arguments describe. Raises UserError for invalid ones."""
+    """Convert arguments of ``check_data_parallel`` to a RunConfig; ``settings`` are the
+    fields of :class:`Settings` without ``logical_shards``. Raises UserError if invalid.
+    """
     known = isinstance(accept, Collection) and all(v in VERDICTS for v in accept)
     if not known or not accept:
         allowed = ", ".join(VERDICTS)
@@ -138,7 +140,9 @@ def _number(count: Callable[[Any], Any]) -> Callable[[Any], int]:
 
 
 def refuse_what_cannot_be(config: RunConfig, world_size: int) -> None:
-    """Raise UserError for settings, batches, a model or a loss that do not fit."""
+    """Raise UserError if settings, batches, model or loss of ``config`` do not fit
+    ``world_size`` ranks. Tries the model in this process.
+    """
     config.sync.guarantees.require(config.tuning, world_size, config.precision)
     shards = config.num_shards(world_size)
     parts = shards * config.grad_accumulation_steps
@@ -173,7 +177,7 @@ def _refuse_batch(name: str, batch: Any, parts: int) -> None:
 
 
 def _uncut(batch: Any, where: str = "") -> Iterator[tuple[str, Any]]:
-    # sequences that ``cut`` would pass on whole
+    # yield arrays and lists that ``cut``, which slices tensors, would not split
     is_list = isinstance(batch, Sequence) and not isinstance(batch, str | bytes)
     if isinstance(batch, np.ndarray) and batch.ndim:
         yield where, batch

@@ -1,4 +1,4 @@
-"""``check_data_parallel``: the ladder for any model, from a user's test."""
+"""``check_data_parallel``: the ladder (all checks of a run) of any model, in a test."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -51,7 +51,7 @@ from minitrain.train.run import Inject
 ATOL = 1e-5
 PROVEN: tuple[RunVerdict, ...] = ("proven",)
 ANY_VERDICT = VERDICTS
-# of progress bars
+# titles of the progress bars, in the order in which they appear
 TITLES = ("processes", "replay", "witness", "one process")
 NO_COUNT = "count is not given, so labels, or else samples, are counted"
 BACKWARD = "does its backward pass sum what each rank contributes?"
@@ -59,21 +59,25 @@ BACKWARD = "does its backward pass sum what each rank contributes?"
 
 @dataclass(frozen=True)
 class Ladder:
-    """Every rung by name, the first difference from the replay, and the collectives of
-    the forward pass.
+    """Results of all checks of a run; ``print`` lists them.
+
+    Args:
+        rungs: Results by name of the check.
+        divergence: First difference between the run and its replay in one process;
+            None if there is none, or if bits are not compared.
+        communicates: Names of the collectives that the forward pass calls.
     """
 
     rungs: dict[str, Rung]
     divergence: Difference | None
-    # collectives that the forward pass calls, by name
     communicates: Sequence[str] = ()
 
     @property
     def verdict(self) -> RunVerdict:
-        """``proven`` (the bits of a replay, and a witness that shares no code with the
-        run), ``proven in eval mode`` (training draws random numbers other than
-        dropout), ``replay only``, ``undecided`` (strategies that promise no bits) or
-        ``breach``.
+        """Verdict on the run: ``proven`` (bit-identical to its replay, and confirmed by
+        a witness that shares no code with it), ``proven in eval mode`` (since
+        training draws random numbers other than dropout), ``replay only`` (no witness),
+        ``undecided`` (bits are not compared) or ``breach`` (a check failed).
         """
         return verdict_of(as_dicts(self.rungs))[0]
 
@@ -94,8 +98,8 @@ class Ladder:
 
     @property
     def holds(self) -> bool:
-        """True if everything that can be compared is right. A forward pass that
-        communicates has no replay; one process and the witness must agree instead.
+        """True if the verdict is ``proven``. A forward pass that calls collectives has
+        no replay: there the witness and one process with whole batches must agree.
         """
         if not self.communicates:
             return self.verdict == "proven"
@@ -112,7 +116,7 @@ class Ladder:
 
     @property
     def breaches(self) -> list[str]:
-        """Names of the rungs that are a breach."""
+        """Names of the checks that failed; empty if none did."""
         return [name for name, r in self.rungs.items() if r.verdict == "breach"]
 
     def __str__(self) -> str:
@@ -143,28 +147,46 @@ def check_data_parallel(
     accept: Collection[RunVerdict] = PROVEN,
     show: bool = False,
 ) -> Ladder:
-    """Train ``factory()`` with ``world_size`` processes and check the result.
+    """Train a model with several processes and check the result: by a replay in one
+    process, by an independent witness, and by one process with whole batches.
 
-    - ``factory()`` makes a new model at each call, in every process.
-    - ``batches``: global batches of B samples, at least one for each process: tensors
-      of shape (B, ...), or lists, tuples and mappings of them. A DataLoader or another
-      iterable is read once, up to ``steps`` batches.
-    - ``loss(model, batch)`` returns a 0-dim tensor, the mean over the targets of a
-      batch (default: ``model(**batch).loss``, as in Hugging Face's causal models), and
-      ``count(batch)`` their number (default: :func:`count_targets`).
-    - ``sync``: name or class of a strategy, compared with its promises; ``tuning``: its
-      settings.
-    - ``steps``: at least 2 (default: one for each batch). ``timeout_s``: limit in
-      seconds for each start of the processes. ``seed``: of rank 0; rank r has
-      ``seed + r``.
-    - ``atol``: allowed difference of a final parameter from one process, in float32
-      with AdamW at a rate of 3e-4; it grows with the rate. SGD and float64 have limits
-      of their own.
-    - ``show``: report progress on stderr.
+    Args:
+        factory: Function that returns a new model at each call, in every process.
+        batches: Global batches of B samples, at least one for each process: tensors of
+            shape (B, ...), or lists, tuples and mappings of them. A DataLoader or
+            another iterable is read once, up to ``steps`` batches.
+        world_size: Number of processes, at least 2.
+        loss: ``loss(model, batch)`` returns a 0-dim tensor, the mean over the targets
+            of a batch. Default: ``model(**batch).loss``, as for Hugging Face's causal
+            models.
+        count: ``count(batch)`` returns the number of targets. Default: labels other
+            than -100 (:func:`count_targets`), or samples if there are no labels.
+        sync: Name or class of a strategy; checks that need more than it promises are
+            skipped.
+        tuning: Settings of the strategy, such as ``minitrain.sync.Defaults()``.
+        grad_accumulation_steps: Micro-batches of each rank in a step.
+        precision: ``float32``, ``bf16`` or ``fp16``.
+        optimizer: ``adamw`` or ``sgd``.
+        learning_rate: Learning rate of the optimizer.
+        steps: At least 2, restarting at the first batch after the last. Default: one
+            for each batch.
+        seed: Seed of rank 0; rank r has ``seed + r``.
+        timeout_s: Limit in seconds for each start of the processes.
+        atol: Allowed difference of a final parameter from one process, in float32 with
+            AdamW at a rate of 3e-4; it grows with the rate. SGD and float64 have other
+            limits.
+        accept: Verdicts that raise no error (see ``Ladder.verdict``).
+        show: Report progress on stderr.
 
-    Returns the ladder. Raises EvidenceError, with the ladder and the first difference,
-    for a verdict that is not in ``accept``; UserError for invalid arguments or a model
-    or loss that fails; RankError for a process that fails.
+    Returns:
+        The results of all checks.
+
+    Raises:
+        EvidenceError: The verdict is not in ``accept``; the message has all results and
+            the first difference. Not raised for a forward pass that calls collectives,
+            if ``Ladder.holds``.
+        UserError: An argument is invalid, or the model or the loss fails.
+        RankError: A process fails, or takes more than ``timeout_s``.
     """
     given = {**locals()}
     __tracebackhide__ = True
@@ -202,11 +224,12 @@ def examine(
     timeout_s: float = 300,
     show: bool = False,
 ) -> Ladder:
-    """Return the ladder of ``config``; ``inject`` plants a fault in each rank.
+    """Check the run ``config`` and return the results, also after a breach.
 
-    ``run`` and ``one`` (process) are trained here unless given. ``timeout_s``: limit in
-    seconds for each start of the processes. ``show``: report progress on stderr. Raises
-    UserError for a loss that is not finite, RankError for a process that fails.
+    ``inject`` is called with the worker of each rank, to add a fault. ``run`` and
+    ``one`` (one process with whole batches) are trained here unless given; the other
+    arguments are as in :func:`check_data_parallel`. Raises UserError for a loss that is
+    not finite, RankError for a process that fails.
     """
     ranks, replay, judge, alone = TITLES if show else [""] * len(TITLES)
     run = run or run_ranks(config, world_size, inject, timeout_s=timeout_s, show=ranks)
@@ -225,7 +248,7 @@ def examine(
 
     def explain(step: int, what: What, ranks: list[int]) -> Why:
         if config.precision == "fp16" or config.num_shards(world_size) != world_size:
-            # known patterns are of one gradient per rank, without a loss scale
+            # known causes assume one gradient per rank, without a loss scale
             return UNKNOWN
         spoilt = run_ranks(config, world_size, inject, step, timeout_s)
         right = run_replay(config, run, world_size, keep=step).values[0]
@@ -246,7 +269,7 @@ def _communicates(collectives: Sequence[str]) -> str:
 def _beside(
     config: RunConfig, run: Evidence, world_size: int, show: str
 ) -> Evidence | str:
-    # the run of one process, or the reason why nothing would be compared with it
+    # train one process, or return the reason why it would not be comparable
     parts = config.num_shards(world_size) * config.grad_accumulation_steps
     if collectives_of(run.rows) and parts != world_size:
         return "each collective combines one micro-batch of each rank, not the batch"
@@ -257,7 +280,7 @@ def _beside(
 
 
 def _shares(config: RunConfig, step: int, world_size: int) -> list[float]:
-    # each rank's share of the targets
+    # return each rank's share of the targets of a step
     counts = [0] * world_size
     for part in config.batches(range(world_size), world_size).micro_batches(step):
         counts[part.shard] += part.num_targets
@@ -267,8 +290,9 @@ def _shares(config: RunConfig, step: int, world_size: int) -> list[float]:
 def witness(
     config: RunConfig, run: Evidence, world_size: int, show: str = ""
 ) -> dict[str, Any]:
-    """Return the rungs of the witness, which receives only the user's model, loss and
-    batches, and the record; ``show`` names a progress bar over the losses it computes.
+    """Return the results of the witness (the independent checks) by name. It receives
+    only the user's model, loss and batches, and what ``run`` recorded. ``show`` is the
+    title of a progress bar over the losses that it computes; "" shows none.
     """
     data, guarantees = in_memory_of(config), config.sync.guarantees
     losses = progress(count(), show, show=bool(show))

@@ -29,14 +29,14 @@ from minitrain.data.text import VOCAB_SIZE
 from minitrain.model.factory import execute, make_model, neighbors_of
 from minitrain.train.rng import seed_everything, untouched_random_state
 
-# as in a fresh params.yaml
+# default sizes of a model, as in a fresh params.yaml
 SIZES = {"n_layer": 4, "n_head": 4, "n_embd": 128, "block_size": 64}
-# bytes of a line
+# limits of the length of a line, in bytes
 LONGEST, SHORTEST = 64, 8
 # largest product of parameters and tokens of a batch: a fraction of a second
 AFFORDED = 1 << 31
-# number of different lengths of lines that are cut: if all were equal, a mean of means
-# would be the mean
+# number of different lengths of lines that are cut: with equal lengths a mean of means
+# is the mean, so that bug would not show
 UNEVEN = 4
 STEPS = 3
 # a model with more parameters takes two steps by default, the fewest with a step that
@@ -50,13 +50,15 @@ class _OfModel(Section, extra="ignore"):
 
 @dataclass(frozen=True)
 class OfFile:
-    """Function of a file that may import from the file's folder; pickled by name."""
+    """Function ``name`` of the Python file ``path``; picklable, since a call imports
+    the file. The file may import modules from its folder.
+    """
 
     path: Path
     name: str
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Call the function."""
+        """Import the file, unless this process has, and call the function."""
         with neighbors_of(self.path):
             return self.__wrapped__(*arguments, **named)
 
@@ -67,8 +69,9 @@ class OfFile:
 
 
 def find_factory(written: str, arguments: Mapping[str, Any]) -> tuple[Any, int | None]:
-    """Return the factory that ``written`` names, as a function without arguments, and
-    the largest number of tokens in a sample of its model, or None if unknown.
+    """Return the factory that ``written`` (``FILE.py:NAME``, ``module:NAME``) names, as
+    a function without arguments, and the largest number of tokens in a sample of its
+    model, or None if unknown. Raises UserError if it is not found.
 
     A factory of the pipeline, ``build(model, vocab_size)``, receives the section
     ``model`` of params.yaml in the working folder (:data:`SIZES` without a valid one),
@@ -99,8 +102,8 @@ def _is_of_the_pipeline(function: Any) -> bool:
 
 
 def find(written: str, option: str) -> Any:
-    """Import and return what ``written`` names. Raises a UserError that starts with
-    ``option``.
+    """Import and return the object that ``written`` (``FILE.py:NAME``, ``module:NAME``)
+    names. If this fails, raises a UserError whose line starts with ``option``.
     """
     place, _, name = written.rpartition(":")
     start = f"{option} = {written!r}:"
@@ -134,8 +137,9 @@ def _load(path: Path) -> ModuleType:
 
 
 def reading_for(factory: Any, size: int, steps: int | None) -> tuple[int, int, str]:
-    """Return the number of steps, the length of a line in bytes, and a note on what is
-    reduced for a large model.
+    """Choose the number of steps and the longest line in bytes, less for a large model.
+
+    Returns both, and a clause on what was reduced, "" if nothing was.
 
     Args:
         factory: Builds the model. The check itself refuses an invalid one.
@@ -159,8 +163,8 @@ def reading_for(factory: Any, size: int, steps: int | None) -> tuple[int, int, s
 
 
 def length_for(parameters: int, size: int) -> int:
-    """Return the length of a line in bytes for a model with ``parameters`` and batches
-    of ``size`` lines. A step costs their product.
+    """Return the longest line in bytes for a model with ``parameters`` and batches of
+    ``size`` lines: the cost of a step is the product of the three, which is limited.
     """
     longest = LONGEST
     while longest > SHORTEST and parameters * size * longest > AFFORDED:
@@ -175,7 +179,8 @@ def text_batches(
     has fewer lines.
 
     Each batch has ``input_ids`` and ``labels`` (B, T): the bytes of its lines, at most
-    ``longest`` per line, padded. Raises UserError if no line has two bytes.
+    ``longest`` per line, padded; padded labels are -100. Lines of fewer than two bytes
+    are skipped. Raises UserError if no other is there.
     """
     text = require_regular(file, MOST_OF_RECORDING).read_bytes()
     lines = [line for line in text.splitlines() if len(line) > 1]

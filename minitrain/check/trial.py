@@ -1,4 +1,4 @@
-"""Runs of a check: by ranks, by their replay, and by one process."""
+"""Runs that a check compares: ranks, their replay, and one process."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -26,14 +26,14 @@ from minitrain.train.run import Inject, run_rank
 from minitrain.train.step_record import TrainResult
 from minitrain.train.worker import Worker
 
-# smaller files are read: a process may have some ten thousand mappings
+# smaller files are read, since a process can map only some ten thousand files
 LEAST_MAPPED_BYTES = 1 << 16
 
 
 @contextmanager
 def alone(threads: int | None = 1) -> Iterator[None]:
-    """Compute as one process with ``threads`` (default: as many as each rank; None:
-    all), and restore threads and random state afterwards.
+    """Run the body in a world of one with ``threads`` threads (default: as each rank;
+    None: unchanged); restore the number of threads and the random state afterwards.
     """
     usual = torch.get_num_threads()
     with ExitStack() as group, untouched_random_state():
@@ -49,9 +49,9 @@ def alone(threads: int | None = 1) -> Iterator[None]:
 
 
 class SavedTensors(dict[str, Tensor]):
-    """Dictionary that saves each tensor (by ``STEP/KIND/NAME``) to a file in ``folder``
-    and keeps none, since pickling the record of a large model needs three times its
-    memory. Without a ``folder`` nothing is saved.
+    """Dictionary that stays empty: setting a tensor saves it to a file in ``folder``,
+    since pickling the record of a large model needs three times its memory. ``files``
+    has the paths by key. Without a ``folder`` nothing is saved.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -59,7 +59,7 @@ class SavedTensors(dict[str, Tensor]):
         self._folder = folder
         if folder is not None:
             folder.mkdir()
-        # by the same keys
+        # paths by the key of their tensor
         self.files: dict[str, str] = {}
 
     def __setitem__(self, key: str, tensor: Tensor) -> None:
@@ -74,7 +74,9 @@ class SavedTensors(dict[str, Tensor]):
 
 
 def mapped(files: Mapping[str, str]) -> dict[str, Tensor]:
-    """Map the tensors of ``files``, by name; they stay when the files are removed."""
+    """Load tensors from ``files`` (paths by name). Large ones are memory-mapped; they
+    stay valid after the files are removed.
+    """
     found = {}
     for name, file in files.items():
         is_large = Path(file).stat().st_size >= LEAST_MAPPED_BYTES
@@ -90,9 +92,10 @@ def run_ranks(
     timeout_s: float = 300,
     show: str = "",
 ) -> Evidence:
-    """Train in ``world_size`` processes over gloo; ``inject`` plants a fault in each,
-    ``keep`` is a step whose values are kept, ``show`` names a progress bar. Raises
-    RankError for a process that fails or takes more than ``timeout_s`` seconds.
+    """Train in ``world_size`` processes over gloo and return the evidence. ``inject``
+    adds a fault to the worker of each. ``keep`` is a step whose tensors are returned in
+    ``values``. ``show`` is the title of a progress bar, "" for none. Raises RankError
+    for a process that fails or takes more than ``timeout_s`` seconds.
     """
     with private_folder() as folder:
         finished: list[TrainResult] = launch(
@@ -149,16 +152,16 @@ def run_replay(
     keep: int | None = None,
     show: str = "",
 ) -> Evidence:
-    """Repeat ``run`` here, rank after rank; ``show`` names a progress bar."""
+    """Repeat ``run`` in this process, rank by rank; arguments as in run_ranks."""
     return replay(config, run.rows, world_size, keep=keep, show=show)
 
 
-# one process with the whole batches; the same from a start one ULP away
+# train one process with whole batches; the same from weights one rounding unit away
 run_alone = alone()(runs.run_one_process)
 run_twin = alone()(runs.run_twin)
 
 
 def in_memory_of(config: RunConfig) -> InMemory:
-    """Return the batches of a run, which are in memory."""
+    """Return the batches of a check, which are always in memory."""
     assert isinstance(config.data, InMemory)
     return config.data

@@ -1,1 +1,1 @@
-"""The command line: a file for each command, and what serves it."""
+"""The command line: a module for each command, and their helpers."""

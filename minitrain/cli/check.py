@@ -39,12 +39,12 @@ EXAMPLES = {
     ),
 }
 ALL = "all"
-# arguments of check_data_parallel that are options here
+# arguments of check_data_parallel, as messages name them, that are options here
 OPTIONS = re.compile(r"\bworld_size\b|^(steps|timeout_s|sync|optimizer|precision)\b")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the model, what it reads, and how it is trained."""
+    """Add the arguments for the model, its data and its training to ``parser``."""
     add = parser.add_argument
     add("model", metavar="MODEL", help="FILE.py:NAME or module:NAME, which builds it")
     what = "a size of the section model, or an argument by name (as often as needed)"
@@ -75,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def answer(options: argparse.Namespace) -> Answer:
-    """Check the model with one strategy, or with all."""
+    """Check the model with one strategy or all; ``ok`` if :func:`holds` is true."""
     begun = time.monotonic()
     try:
         given, shortened = _given(options)
@@ -106,7 +106,9 @@ def _by_option(line: str, options: argparse.Namespace) -> str:
 
 
 def holds(ladders: "dict[str, Ladder]") -> bool:
-    """Return whether each is proven, or undecided if its strategy promises no bits."""
+    """Return whether each check (by strategy) holds, or is undecided since its strategy
+    promises no bits; False if there is none.
+    """
     return bool(ladders) and all(
         ladder.holds
         or (
@@ -141,7 +143,7 @@ def _climb(
 
 
 def _announced(options: argparse.Namespace, steps: int) -> str:
-    # the check takes seconds to minutes
+    # announce the check, which takes seconds to minutes
     ranks = plural(options.world_size, "process", "processes")
     text = (
         f"training {plural(steps, 'step')} with {ranks}, and again with one; a witness "
@@ -153,7 +155,7 @@ def _announced(options: argparse.Namespace, steps: int) -> str:
 
 
 def _given(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
-    # arguments of a check, and how its text was shortened, if it was
+    # return arguments of check_data_parallel, and how its text was shortened, if it was
     from minitrain.check.inputs import (
         STEPS,
         find,
@@ -211,7 +213,9 @@ def _facts(ladder: "Ladder") -> dict[str, Any]:
 def in_words(
     ladders: "dict[str, Ladder]", refused: dict[str, str], seconds: float
 ) -> str:
-    """Describe the ladder of one strategy, or several in a line each."""
+    """Return the only ladder in full, or a line for each of several strategies and for
+    those that were ``refused`` (reasons by name); then the duration, ``seconds``.
+    """
     took = f"{seconds:.0f} s"
     if len(ladders) == 1 and not refused:
         (only,) = ladders.values()

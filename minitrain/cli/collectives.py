@@ -29,13 +29,15 @@ OPS: dict[str, tuple[Any, Callable[[Sequence[Any]], Any]]] = {
     "min": (dist.ReduceOp.MIN, min),
     "max": (dist.ReduceOp.MAX, max),
 }
-# elements of each rank where ranks send or receive different ones
+# number of elements that each rank sends to, or receives from, one other rank
 PER_RANK = 3
 
 
 @dataclass(frozen=True)
 class Probe:
-    """One collective with one operation and type; ``op`` is empty where it has none."""
+    """Result of one collective with a reduce operation (``op``; "" if it has none) and
+    a type; ``detail`` explains a verdict other than right.
+    """
 
     collective: str
     op: str
@@ -47,7 +49,7 @@ class Probe:
 
 @dataclass(frozen=True)
 class Member:
-    """A rank of a probed group of the ranks 0 to ``size`` - 1, and what it sends."""
+    """This rank in a probed group of the ranks 0 to ``size`` - 1, and what it sends."""
 
     group: Any
     rank: int
@@ -69,30 +71,30 @@ class Member:
         return numbers
 
     def tensor(self, values: Sequence[Any]) -> Tensor:
-        """Return ``values`` in the probed type."""
+        """Return ``values`` as a tensor of the probed type."""
         return torch.tensor(values, dtype=self.dtype)
 
     def reduced(self, count: int) -> list[Any]:
-        """Return the elements of all ranks, combined one by one; bools stay bools."""
+        """Return the expected result of reducing ``count`` elements over all ranks."""
         by_element = zip(*(self.sent(count, r) for r in range(self.size)), strict=True)
         answers = [OPS[self.op][1](values) for values in by_element]
         return [*map(bool, answers)] if self.dtype == torch.bool else answers
 
     def gathered(self) -> list[Any]:
-        """Return the elements of all ranks, one rank after the other."""
+        """Return the expected result of gathering from all ranks, in rank order."""
         return [v for r in range(self.size) for v in self.sent(PER_RANK, r)]
 
     def empty(self, count: int) -> Tensor:
-        """Return a receive buffer of a value that no answer has, except for bool."""
+        """Return a receive buffer, filled with a value that only bool answers have."""
         return torch.full((count,), 99, dtype=self.dtype)
 
     def mine(self, values: list[Any]) -> list[Any]:
-        """Return this rank's share of ``values``."""
+        """Return this rank's share of ``values``, which hold one for each rank."""
         return values[PER_RANK * self.rank : PER_RANK * (self.rank + 1)]
 
     @property
     def reduce_op(self) -> Any:
-        """The reduce operation of torch; None without one."""
+        """The ReduceOp of torch; None for a collective without one."""
         return OPS[self.op][0] if self.op else None
 
     @property
@@ -101,7 +103,7 @@ class Member:
         return PER_RANK * self.size
 
 
-# tried with each operation
+# collectives that are tried with each reduce operation, and the others
 REDUCING = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor")
 MOVING = (
     "broadcast",
@@ -115,7 +117,7 @@ MOVING = (
 
 
 def _call(at: Member, collective: str) -> tuple[Tensor, list[Any]]:
-    # what the rank received, and the known answer; rank 0 is the root
+    # return what this rank received, and the known answer; rank 0 is the root
     size, whole, group, op = at.size, at.whole, at.group, at.reduce_op
     five, part = at.tensor(at.sent(5)), at.tensor(at.sent(PER_RANK))
     parts, is_root = at.tensor(at.sent(whole)), at.rank == 0
@@ -154,7 +156,7 @@ def _call(at: Member, collective: str) -> tuple[Tensor, list[Any]]:
             got = at.empty(whole)
             dist.all_to_all_single(got, parts, group=group)
             return got, [v for r in range(size) for v in at.mine(at.sent(whole, r))]
-    # send and receive
+    # the remaining case is send_and_recv
     if not is_root:
         dist.send(part, 0, group=group)
         return part[:0], []
@@ -164,7 +166,9 @@ def _call(at: Member, collective: str) -> tuple[Tensor, list[Any]]:
 
 
 def probe_all(group: Any) -> Iterator[Probe]:
-    """Try every collective, operation and type on ``group``, in all of its ranks."""
+    """Try every collective with every operation and type on ``group``, and yield the
+    results of this rank. Collective: each rank of ``group`` must iterate to the end.
+    """
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     calls = [*itertools.product(REDUCING, OPS), *((name, "") for name in MOVING)]
     for (name, op), dtype in itertools.product(calls, DTYPES):
@@ -173,7 +177,7 @@ def probe_all(group: Any) -> Iterator[Probe]:
 
 
 def worst(probes: Iterable[Probe]) -> Probe:
-    """Return the worst verdict of a group's ranks on one probe."""
+    """Return the worst of the ranks' results of one probe; wrong is the worst."""
     gravity = ("right", "unsupported", "wrong")
     return max(probes, key=lambda probe: gravity.index(probe.verdict))
 

@@ -20,7 +20,7 @@ class Answer:
 
 
 class Names(tuple[str, ...]):
-    """Choices of an option that also takes ``package.module:Class``."""
+    """Choices of an option that also accepts ``package.module:Class``."""
 
     def __contains__(self, value: object) -> bool:
         return ":" in str(value) or super().__contains__(value)
@@ -36,7 +36,7 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{self.prog}: {message}; see {self.prog} --help")
 
     def refuse(self, unknown: Sequence[str]) -> NoReturn:
-        """Raise UserError for unknown arguments: the first option, if there is one."""
+        """Raise UserError that names the first unknown option, or else argument."""
         options = [one for one in unknown if one.startswith("-")]
         if not options:
             self.error(f"{unknown[0]!r} is one argument too many")

@@ -35,7 +35,7 @@ GROUP_TIMEOUT_S = 10
 
 @dataclass(frozen=True)
 class Check:
-    """A fact about the machine; ``trouble`` is worth a look, ``wrong`` must change."""
+    """A fact about the machine: ``trouble`` may slow it down, ``wrong`` must change."""
 
     name: str
     verdict: Literal["fine", "trouble", "wrong"]
@@ -58,7 +58,7 @@ class Examination:
 
 
 def answer(options: argparse.Namespace) -> Answer:
-    """Examine the machine and describe the result."""
+    """Check the machine and its torch; ``ok`` as :attr:`Examination.ok`."""
     print("trying every collective, about ten seconds ...", file=sys.stderr, flush=True)
     found = examine()
     return Answer(found.ok, {"ok": found.ok, **asdict(found)}, in_words(found))
@@ -69,7 +69,8 @@ def examine(
 ) -> Examination:
     """Check the machine, then try every collective at 2, 3 and 4 ranks over gloo.
 
-    ``inject`` runs in every rank first: a test injects faults with it.
+    ``inject`` runs in every rank first, so that a test can inject a fault. If a rank
+    fails or ``timeout_s`` seconds pass, a check is wrong and there are no probes.
     """
     from minitrain.cli.collectives import worst
     from minitrain.harness.launcher import launch
@@ -108,7 +109,7 @@ def _probe(inject: Callable[[], None] | None) -> "list[Probe]":
 
 
 def check_torch() -> Check:
-    """Report the version of torch, its backends and GPUs."""
+    """Report the version of torch, its backends and GPUs; wrong without gloo."""
     import torch
 
     available = torch.distributed.is_backend_available
@@ -119,7 +120,7 @@ def check_torch() -> Check:
 
 
 def check_threads() -> Check:
-    """Compare the threads of one process, and of ranks, with the usable cores."""
+    """Report the threads of this process; trouble if they exceed the usable cores."""
     import torch
 
     cores = usable_cores()
@@ -132,7 +133,7 @@ def check_threads() -> Check:
 
 
 def check_interface() -> Check:
-    """Check the network interface of gloo: GLOO_SOCKET_IFNAME, or else loopback."""
+    """Require gloo's network interface: GLOO_SOCKET_IFNAME, or else loopback."""
     from minitrain.comm.store import interfaces
 
     try:
@@ -142,7 +143,7 @@ def check_interface() -> Check:
 
 
 def in_words(found: Examination) -> str:
-    """Return a line per check, the number of right probes, and a line per odd call."""
+    """Return lines: each check, the number of right probes, the calls that are not."""
     width = max(len(check.name) for check in found.checks)
     lines = [
         f"{check.verdict:<8}{check.name:<{width}}  {check.detail}"
@@ -157,8 +158,8 @@ def in_words(found: Examination) -> str:
 
 
 def _odd(probes: "Iterable[Probe]") -> list[str]:
-    # a line for each wrong call, with its types and world sizes; calls that refuse the
-    # same types share one
+    # return a line for each wrong call, with its types and world sizes; calls that
+    # refuse the same types share one
     calls: dict[tuple[str, str], list[Probe]] = {}
     for probe in probes:
         if probe.verdict != "right":

@@ -26,19 +26,20 @@ START = 1.0
 
 
 def answer(options: argparse.Namespace) -> Answer:
-    """Take the walk; it is ok if ranks and one process end at the same weight."""
+    """Run the example step; ``ok`` if ranks and one process get the same weight."""
     taken = walk()
     ends = {taken["one_process_after"], *(rank["after"] for rank in taken["ranks"])}
     return Answer(len(ends) == 1, taken, in_words(taken))
 
 
 def walk() -> dict[str, Any]:
-    """Take the first step of the first epoch, with four ranks and with one process.
+    """Compute one training step of four simulated ranks, and of one process; return all
+    intermediate numbers by name.
 
     The model is y = weight * x. Sample i is x = i + 1 with the target 2 x, so at weight
-    1 the gradient of (x - 2 x)^2 is minus 2 x^2. ``alone`` is the weight of a rank that
-    did not communicate, ``summed_...`` belong to gradients that were added
-    and not averaged: two classic mistakes.
+    1 the gradient of (x - 2 x)^2 is minus 2 x^2. ``alone`` is the weight of a rank
+    without communication, ``summed_...`` are the gradient and weight if gradients are
+    summed, not averaged: two classic mistakes.
     """
     from minitrain.comm.ring import ring_sum
     from minitrain.data.order import GlobalOrder, rank_part
@@ -109,7 +110,7 @@ def _after_step(gradient: "Tensor") -> float:
 
 
 def in_words(taken: dict[str, Any]) -> str:
-    """Return the walk as text, a paragraph for each phase of the step."""
+    """Return the numbers of :func:`walk` as text, a paragraph for each phase."""
     ranks, average = taken["ranks"], taken["average"]
     first, second = map(_ids, taken["batches"])
     read = "\n".join(

@@ -69,7 +69,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _finite(value: Any) -> Any:
-    # JSON has neither NaN nor infinity
+    # replace NaN and infinity, which JSON does not have, by null
     if isinstance(value, dict):
         return {key: _finite(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
@@ -78,7 +78,7 @@ def _finite(value: Any) -> Any:
 
 
 def make_parser() -> Parser:
-    """Return the parser of all commands; its result holds the command's ``answer``."""
+    """Return the parser; ``answer`` in its result is the function of the command."""
     as_written = argparse.RawDescriptionHelpFormatter
     first = [next(iter(one.EXAMPLES.values())) for one in COMMANDS.values()]
     parser = Parser(

@@ -20,7 +20,7 @@ KEY = "core.site_cache_dir"
 
 
 def make_private_cache(project: Path) -> Path:
-    """Create the folder and write its path to ``.dvc/config.local`` of ``project``.
+    """Create the folder, write its path to DVC's local config, and return the path.
 
     Raises:
         UserError: ``project`` is not a DVC project, the folder belongs to another user,
@@ -52,7 +52,7 @@ def make_private_cache(project: Path) -> Path:
 
 
 def main() -> None:
-    """Set it in the projects on the command line, or in the working directory."""
+    """Set the cache of the projects on the command line, or of the working folder."""
     for project in sys.argv[1:] or ["."]:
         make_private_cache(Path(project))
 

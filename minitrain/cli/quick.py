@@ -20,18 +20,18 @@ from minitrain.core.params import load_params
 COPY = Path(".dvc/tmp/quick")
 FOLDERS = ("minitrain", "stages")
 FILES = ("dvc.yaml", ".dvcignore", "requirements.lock", ".dvc/config")
-# results of studies, which the report shows
+# results of studies in metrics/, which the report shows
 STUDIED = ("collectives.csv", "hosts.*", "ladder.*", "zoo.json")
 FEW = {
     "train": {"num_steps": 20, "num_epochs": None, "num_warmup_steps": 5},
     "baseline": {"num_rounds": 5},
 }
-# the user's own files are not copied
+# keys with paths of the user's files, which are not copied: the paths become absolute
 OWN = (("corpus", "source"), ("model", "file"), ("model", "deps"))
 
 
 def main() -> None:
-    """Copy the project, and run the pipeline in the copy."""
+    """Run the pipeline in a copy of the project; raises UserError if it fails."""
     load_params(Path("params.yaml"))
     for name in FOLDERS:
         shutil.rmtree(COPY / name, ignore_errors=True)

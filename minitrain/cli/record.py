@@ -26,7 +26,7 @@ EXAMPLES = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the folder, and the arguments of the recorder."""
+    """Add the folder and the settings of the recorder to ``parser``."""
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="a new folder")
     parser.add_argument(
         "--every",
@@ -56,7 +56,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def answer(options: argparse.Namespace) -> Answer:
-    """Become the command, with the recorder in its environment."""
+    """Replace this process by the command (exec), with the recorder in its environment.
+    Does not return; raises UserError for invalid arguments.
+    """
     from minitrain.recording.format import is_recording
     from minitrain.recording.unchanged import SETTINGS, STARTUP
 

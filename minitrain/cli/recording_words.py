@@ -1,4 +1,4 @@
-"""The comparison of two recordings, as facts and in words."""
+"""The comparison of two recordings, as facts for JSON and as lines of text."""
 
 import math
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from minitrain.compare.run_diff import RunsCompared
     from minitrain.recording.times import TimesCompared
 
-# marks of a step, the worst last
+# result symbols of a step, the worst last
 MARKS = {"=": "equal bits", "~": "within rounding", "?": "undecided", "x": "different"}
 SAME = ("equal bits", "same computation within rounding")
 STRIP_WIDTH = 60
@@ -44,7 +44,10 @@ def compared(
     """Compare two recordings.
 
     Args:
-        twin: A perturbed recording of A, which shows how rounding grows.
+        a: Folder of recording A.
+        b: Folder of recording B.
+        twin: Recording of A from weights one rounding unit away (MINITRAIN_TWIN=1),
+            which shows how rounding grows.
         start: The step of A at which B starts.
 
     Returns:
@@ -64,7 +67,7 @@ def compared(
 
 
 def page_on(found: "RecordingsCompared | RunsCompared") -> str | None:
-    """Return the page of docs/ on the cause of a difference, if there is one."""
+    """Return the page of docs/ on the cause of the first difference, or None."""
     from minitrain.compare.difference import PAGES
 
     first = None if found.same else found.first
@@ -72,7 +75,7 @@ def page_on(found: "RecordingsCompared | RunsCompared") -> str | None:
 
 
 def recordings_in_words(found: "RecordingsCompared") -> str:
-    """Return the alarms and the verdict, then places and causes; a line each."""
+    """Return lines: alarms, the verdict, then where and why recordings differ."""
     verdict = _verdict(found)
     lines = [f"alarm {line}" for line in _within(found.severe)] + [verdict]
     if doubt := found.doubt:
@@ -101,7 +104,7 @@ def recordings_in_words(found: "RecordingsCompared") -> str:
 
 
 def _within(findings: dict[str, list[str]]) -> list[str]:
-    # findings of the recorder's rules in each recording
+    # label the findings of the recorder's rules with the recordings that have them
     both = [line for line in findings["A"] if line in findings["B"]]
     lines = [f"within A and B: {line}" for line in both]
     for side, of in findings.items():
@@ -160,7 +163,9 @@ def _farthest(found: "RecordingsCompared") -> str:
 
 
 def strip(steps: Sequence["StepCompared"]) -> str:
-    """Return a mark per recorded step; if they are many, the worst mark of several."""
+    """Return a line with a result symbol (= ~ ? x) per recorded step, and a legend. Of
+    more than 60 steps, a symbol is the worst result of several consecutive steps.
+    """
     each = -(-len(steps) // STRIP_WIDTH)
     groups = [steps[start : start + each] for start in range(0, len(steps), each)]
     worst = "".join(MARKS)
@@ -175,7 +180,7 @@ def strip(steps: Sequence["StepCompared"]) -> str:
 
 
 def recordings_as_facts(found: "RecordingsCompared") -> dict[str, Any]:
-    """Return the comparison for JSON."""
+    """Return the comparison as a dictionary for JSON."""
     of = found.resumed
     steps = [
         {
@@ -206,7 +211,7 @@ def _measured(found: "Distance") -> dict[str, Any]:
 
 
 def times_compared(found: "TimesCompared") -> str:
-    """Return a line on how the step times of two recordings differ."""
+    """Return a line: the step times of two recordings, and what takes longer."""
     steps = f"a step takes {ms(found.a_ms)} in A, {ms(found.b_ms)} in B"
     if not found.one_host:
         steps += " (on different hosts)"
@@ -220,12 +225,12 @@ def times_compared(found: "TimesCompared") -> str:
 
 
 def only_in_words(only_in_a: Sequence[str], only_in_b: Sequence[str]) -> list[str]:
-    """Return a line for each side that has names which the other does not have."""
+    """Return a line for each side with names that the other does not have."""
     sides = (("A", only_in_a), ("B", only_in_b))
     return [f"only in {side}: {some(names)}" for side, names in sides if names]
 
 
 def some(names: Sequence[str]) -> str:
-    """Return the first names, and the number of the others."""
+    """Return the first five names in a line, and the number of the others."""
     more = len(names) - SHOWN
     return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")

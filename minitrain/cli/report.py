@@ -18,13 +18,13 @@ EXAMPLES = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the option."""
+    """Add the option to ``parser``."""
     text = "rewrite the result in README.md"
     parser.add_argument("--readme", action="store_true", help=text)
 
 
 def answer(options: argparse.Namespace) -> Answer:
-    """Publish, and name the page."""
+    """Publish the report; the text is its headline and its path."""
     # drawing takes seconds to import: not for --help
     from minitrain.report.publish import publish
     from minitrain.report.published import result_block

@@ -31,7 +31,7 @@ NOT_TIMED = "no step was timed: the first four, and those that were recorded, ar
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the recordings and the page."""
+    """Add the recordings and the HTML page to ``parser``."""
     parser.add_argument("folder", type=Path, metavar="RUN", help="a recording")
     parser.add_argument(
         "other", type=Path, metavar="RUN", nargs="?", help="another, to be compared"
@@ -42,7 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def answer(options: argparse.Namespace) -> Answer:
-    """Read one recording or two."""
+    """Describe one recording, or two and their comparison; ``ok`` without alarms and if
+    two are the same computation.
+    """
     from minitrain.recording.shown import read_shown
 
     if options.html and options.html.suffix != ".html":
@@ -91,7 +93,7 @@ def _headline(facts: dict[str, Any]) -> str:
 
 
 def times_in_words(facts: dict[str, Any]) -> list[str]:
-    """Return where the time goes: a table by rank, and the slowest rank."""
+    """Return lines: the time of a step by component and rank, and the slowest rank."""
     if not facts["steps_timed"]:
         return [NOT_TIMED]
     step = facts["parts"]["all"]["step_ms"]
@@ -106,7 +108,7 @@ def times_in_words(facts: dict[str, Any]) -> list[str]:
 
 
 def _table(facts: dict[str, Any], most: int | None, spec: str) -> list[list[str]]:
-    # the mean of each component: its share of a step, then by rank
+    # return rows of cells: for each component its share of a step, then means by rank
     every = facts["parts"]["all"]
     ranks = [rank for rank in facts["parts"] if rank != "all"][:most]
     rows = [["ms", "share", *(f"rank {rank}" for rank in ranks)]]
@@ -118,7 +120,7 @@ def _table(facts: dict[str, Any], most: int | None, spec: str) -> list[list[str]
 
 
 def straggler(facts: dict[str, Any]) -> str:
-    """Return a line that names the slowest rank, or says that none was detected."""
+    """Return a line: the slowest rank, that none is slow, or why it is undecided."""
     found = facts["stragglers"]
     if found["undecided"]:
         return f"slow rank: undecided: {found['undecided']}"

@@ -17,7 +17,7 @@ EXAMPLES = {
 
 
 def answer(options: argparse.Namespace) -> Answer:
-    """Return the lines, as they are published."""
+    """Return the published lines; ``ok`` is False after a breach (a failed check)."""
     # tables take a moment to import: not for --help
     from minitrain.core.params import require_root
     from minitrain.report.published import summary_lines

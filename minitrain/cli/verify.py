@@ -40,7 +40,7 @@ EXAMPLES = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the two sides and what to take off names."""
+    """Add the two sides and the options of the comparison to ``parser``."""
     sort = "a state (.pt, .safetensors, a folder), a training run or a recording"
     parser.add_argument("a", type=Path, metavar="A", help=sort)
     parser.add_argument("b", type=Path, metavar="B", help="another of the same kind")
@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def answer(options: argparse.Namespace) -> Answer:
-    """Read both sides and compare them."""
+    """Compare two states, folders, runs or recordings; raises UserError for others."""
     # torch takes seconds to import: not for --help
     from minitrain.compare.formats import is_state
     from minitrain.compare.recordings import is_recording
@@ -134,7 +134,7 @@ def _answer_for_recordings(options: argparse.Namespace) -> Answer:
 
 
 def runs_in_words(found: "RunsCompared") -> str:
-    """Return the verdict on two runs, their distance, and the first difference."""
+    """Return lines: the verdict on two runs, where they differ first, and how much."""
     steps = plural(found.num_recorded, "recorded step") + " of a rank"
     losses = plural(found.num_losses, "loss", "losses")
     both = f"{steps}, {losses}, {plural(len(found.states), 'final state')}"
@@ -169,7 +169,7 @@ def runs_in_words(found: "RunsCompared") -> str:
 
 
 def folders_in_words(found: "FoldersCompared") -> str:
-    """Return the differences between two folders, a line for each state and file."""
+    """Return the differences of two folders, a line for each state and other file."""
     compared = [*found.states.values(), *found.files.values()]
     count = plural(len(compared), "state or file", "states and files")
     lines = [f"equal: {count}" if found.equal else f"different, of {count}"]
@@ -188,7 +188,7 @@ def in_words(found: "Comparison") -> str:
 
 
 def _asides(found: "Comparison") -> Iterator[str]:
-    # clauses that do not count as differences
+    # yield lines that do not count as differences
     for clause in found.said:
         yield f"names: {clause}"
     if found.nan:

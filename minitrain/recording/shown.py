@@ -91,10 +91,17 @@ class Shown:
 
 
 def show(folder: str | Path) -> dict[str, Any]:
-    """Return an overview of the recording in ``folder``, in plain values: ranks, steps,
-    losses, alarms, and by rank the mean milliseconds of each phase of a step.
+    """Return an overview of a recording: what ``minitrain show --json`` prints.
 
-    Raises UserError for a folder without a recording, and for a damaged one.
+    Args:
+        folder: Folder that ``record`` wrote.
+
+    Returns:
+        Plain values by name: ranks, steps, losses, alarms, and ``parts``, by rank the
+        mean milliseconds of each phase of a step (None if no times were recorded).
+
+    Raises:
+        UserError: The folder has no recording, or a damaged one.
     """
     return read_shown(Path(folder)).facts()
 

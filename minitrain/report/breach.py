@@ -1,4 +1,4 @@
-"""Publication of a breach, which replaces the previous result.
+"""Publication of a breach (a failed check), which replaces the previous result.
 
 The stage that finds a breach writes it, since no stage downstream will run.
 """
@@ -28,7 +28,7 @@ REMOVED = (
 
 
 class Breach(NamedTuple):
-    """A check that breached."""
+    """A failed check of a run, and the reason."""
 
     run: str
     check: str
@@ -36,9 +36,9 @@ class Breach(NamedTuple):
 
 
 def breach_line(verdicts: Verdicts) -> str:
-    """Return the first breach, ordered so that causes precede effects, and the number
-    of others; "" if there is none. ``verdicts`` is the content of
-    metrics/equivalence.json: per run, rungs by name.
+    """Return one line: the first failed check, causes before effects, and the number of
+    others; "" if none failed. ``verdicts`` is the content of metrics/equivalence.json:
+    per run, check results by name.
     """
     found = _breaches(verdicts)
     if not found:
@@ -49,7 +49,9 @@ def breach_line(verdicts: Verdicts) -> str:
 
 
 def refuse(verdicts: Verdicts, metrics: Path) -> None:
-    """Replace the result in the folder ``metrics`` with the breach."""
+    """Replace the result in the folder ``metrics`` by a page, summary and chart that
+    report the breaches in ``verdicts``, of which there must be one.
+    """
     # imported here: only a breach needs matplotlib
     from minitrain.report.canvas import canvas, save
 
@@ -79,5 +81,5 @@ def _breaches(verdicts: Verdicts) -> list[Breach]:
         for name, check in checks_of(entry).items()
         if check["verdict"] == "breach"
     ]
-    # a stable sort keeps the order of runs, and of rungs in the ladder
+    # a stable sort keeps the order of runs, and of the checks of a run
     return sorted(found, key=lambda breach: cause(breach.check))

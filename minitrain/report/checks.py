@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from minitrain.analysis.verdicts import VERDICTS, CheckVerdict
 
 TEMPLATES = Path(__file__).parent / "templates"
-# the comparison of each check, by the question that it answers
+# descriptions of the checks by name, grouped by the question that they answer
 QUESTIONS: dict[str, dict[str, str]] = json.loads(
     (TEMPLATES / "checks.json").read_text(encoding="utf-8")
 )
@@ -17,7 +17,7 @@ RUNGS = {name: words for group in QUESTIONS.values() for name, words in group.it
 
 
 class Mark(StrEnum):
-    """Symbol of an outcome, which does not rely on color."""
+    """Symbol of an outcome, so that it can be read without color."""
 
     EQUAL = "="
     PASSED = "✓"
@@ -27,7 +27,7 @@ class Mark(StrEnum):
     NOT_RUN = "-"
 
 
-# verdicts of checks and of runs
+# symbols of the verdicts on checks and on runs
 MARKS = {
     "equal": Mark.EQUAL,
     "passed": Mark.PASSED,
@@ -39,7 +39,7 @@ MARKS = {
     "breach": Mark.BREACH,
     "not run": Mark.NOT_RUN,
 }
-# figures of each check, which may be None
+# keys that each check must have; the values may be None
 FIGURES = ("bytes_equal", "max_ulp", "max_abs_diff", "detail")
 # checks that decide whether N processes are byte-equivalent to one
 BYTE_CHECKS = ("ranks", "replay", "replay_gradients", "replay_parameters")
@@ -64,7 +64,7 @@ NOT_RUN = Outcome(Mark.NOT_RUN, "not run", {})
 
 
 def outcomes_of(entry: Mapping[str, Any]) -> dict[str, Outcome]:
-    """Return the outcome of each check in one run's entry."""
+    """Return the outcomes in one run's entry of equivalence.json, by check."""
     found = {}
     for name, check in checks_of(entry).items():
         verdict = str(check["verdict"])
@@ -78,7 +78,7 @@ def in_words(name: str) -> str:
 
 
 def checks_of(entry: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return the checks of one run's entry in metrics/equivalence.json."""
+    """Return the checks in one run's entry of equivalence.json, not other values."""
     return {
         name: check
         for name, check in entry.items()
@@ -87,8 +87,8 @@ def checks_of(entry: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 
 def require_known_verdicts(entries: Mapping[str, Any]) -> None:
-    """Raise ValueError for an unknown verdict on a run or a check, or a check that
-    lacks a figure.
+    """Raise ValueError for an unknown verdict on a run or a check, or a check without
+    one of :data:`FIGURES`. ``entries`` is the content of metrics/equivalence.json.
     """
     for run, entry in entries.items():
         checks = checks_of(entry)
@@ -103,8 +103,8 @@ def require_known_verdicts(entries: Mapping[str, Any]) -> None:
 
 
 def byte_equivalent(entry: Mapping[str, Any]) -> bool | None:
-    """Return whether ranks and replay are bit-identical in every check; None if none
-    differs but a check is missing or was not run.
+    """Return whether a run's ranks and replay are bit-identical in every check; None if
+    none differs but a check is missing or was not run.
     """
     looked_at = [entry.get(name, {}) for name in BYTE_CHECKS]
     # equal bytes are still a breach if they contain NaN

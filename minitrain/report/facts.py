@@ -20,7 +20,7 @@ from minitrain.report.checks import NOT_RUN, QUESTIONS, Mark, Outcome, outcomes_
 from minitrain.report.numbers import plural
 from minitrain.report.studied import WHOLE, Hosts, Ladder, bare_allreduce
 
-# the group of checks that are in no question
+# name of the group of checks that answer none of the questions
 OTHER = "Other checks"
 COMPUTE = ("forward_ms", "backward_compute_ms", "optimizer_ms")
 COMMUNICATION = ("wait_ms", "interference_ms", "comm_exposed_ms", "optimizer_comm_ms")
@@ -29,13 +29,16 @@ Json = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Facts:
-    """Input of the report. A run is named ``gloo-W`` or ``nccl-W``.
+    """Input of the report: results of the stages, and quantities derived from them.
+
+    A run of W processes is named ``gloo-W`` or ``nccl-W``.
 
     ``provenance``, ``first_texts``, ``equivalence``, ``timing`` and ``losses`` have one
-    entry per configured run, in that order. ``account`` has the columns run, rank, part
-    (a key of the account in timing.json), mean_ms, low_ms, high_ms. A step uses
-    ``batch_size`` of ``num_samples``. ``bugs`` is the result of the study ``zoo``, with
-    ``since``, the later changes of its code.
+    entry per configured run, in that order. ``account`` (times of the components of a
+    step) has the columns run, rank, part (a key of the account in timing.json),
+    mean_ms, low_ms, high_ms. A step uses ``batch_size`` of ``num_samples``. ``bugs`` is
+    the result of the study ``zoo`` (injected bugs), with ``since``, the later changes
+    of its code.
 
     Raises:
         UserError: The timings come from more than one machine.
@@ -81,7 +84,7 @@ class Facts:
 
     @property
     def made(self) -> Json:
-        """Provenance of the largest gloo run."""
+        """Provenance of the largest gloo run: its machine, time, code and settings."""
         return self.provenance[self.run]
 
     @property
@@ -91,7 +94,7 @@ class Facts:
 
     @property
     def machine(self) -> Json:
-        """Fingerprint of the machine on which everything was measured."""
+        """Facts about the machine on which everything was measured."""
         machine: Json = self.baseline_provenance["machine"]
         return machine
 
@@ -100,7 +103,7 @@ class Facts:
         return int(self.timing[run]["num_hosts"])
 
     def label(self, run: str) -> str:
-        """Return the name of ``run``, with its hosts if they are several."""
+        """Return the name of ``run``, with the number of hosts if above one."""
         hosts = self.hosts(run)
         return run if hosts == 1 else f"{run} ({plural(hosts, 'host')})"
 
@@ -109,33 +112,33 @@ class Facts:
         """Runs on more than one host; the recorded machine is rank 0's."""
         return [run for run in self.timing if self.hosts(run) > 1]
 
-    # Speed: comparisons of the baseline's arms, all on one host.
+    # Speed: comparisons of arms (timed configurations), all on one host.
 
     def compare(self, kind: Kind, other: Kind) -> Comparison:
-        """Compare two arms of the largest gloo run."""
+        """Compare the speed of two configurations of the largest gloo run."""
         arms = baseline_arms([self.world_size])
         names = {arm.kind: arm.name for arm in arms if arm.is_result}
         return self.baseline.compare(names[kind], names[other])
 
     @cached_property
     def against_one(self) -> Comparison:
-        """The run against one process with the number of threads of a rank."""
+        """Speed of the run relative to one process with as many threads as a rank."""
         return self.compare(Kind.SYNC, Kind.ONE_PROCESS)
 
     @cached_property
     def against_all_cores(self) -> Comparison:
-        """The run against one process on all cores: the fair baseline."""
+        """Speed of the run relative to one process on all cores: the fair baseline."""
         return self.compare(Kind.SYNC, Kind.ALL_CORES)
 
     @cached_property
     def of_ceiling(self) -> Comparison | None:
-        """The run against itself without communication; None for one process."""
+        """Speed relative to the run without communication; None for one process."""
         several = self.world_size > 1
         return self.compare(Kind.SYNC, Kind.NO_SYNC) if several else None
 
     @property
     def instrument_cost(self) -> Comparison:
-        """The run with its timing stamps and hook against the run without them."""
+        """Speed with timestamps and hook, relative to the run without them."""
         return self.baseline.compare(f"{self.run}-timed", self.run)
 
     @cached_property
@@ -144,13 +147,13 @@ class Facts:
         return why_busy(self.baseline_provenance.get("load"), self.baseline.spread())
 
     def busy_during(self, run: str) -> str | None:
-        """Return the reason why steps of ``run`` are not used, or None."""
+        """Return why timings of ``run`` are discarded (machine busy), None if kept."""
         reason: str | None = self.timing[run]["machine_busy"]
         return reason
 
     @cached_property
     def scaling(self) -> pd.DataFrame:
-        """Arm, processes, threads, tokens_per_s p5, p50, p95 (NaN if busy)."""
+        """Table: arm, processes, threads, tokens_per_s_p5, _p50, _p95 (NaN if busy)."""
         table = self.baseline.scaling().round(1)
         if self.busy:
             table.loc[:, table.columns.str.startswith("tokens")] = np.nan
@@ -158,12 +161,12 @@ class Facts:
 
     @property
     def arms(self) -> dict[str, BaselineArm]:
-        """The arms of the baseline by name."""
+        """The timed configurations (arms) of the speed comparison, by name."""
         return {arm.name: arm for arm in baseline_arms(self.gloo_world_sizes)}
 
     @property
     def bare(self) -> Json | None:
-        """An isolated all-reduce of about the size of the gradients, if measured."""
+        """An isolated all-reduce of about the gradients' size; None if not measured."""
         if self.hosts(self.run) > 1 or self.made["sync"] not in WHOLE:
             return None
         size = 4 * self.made["model_params"]
@@ -171,11 +174,11 @@ class Facts:
             self.collectives_study, self.machine, self.world_size, size
         )
 
-    # Time: the step account.
+    # Time: the step account, which divides the time of a step into components.
 
     @cached_property
     def accounts(self) -> dict[str, Json]:
-        """Step account of each run that was measured and has plain steps."""
+        """Step account by run: mean ms by component; only of runs with timings."""
         return {
             run: timing["account"]
             for run, timing in self.timing.items()
@@ -184,7 +187,7 @@ class Facts:
 
     @cached_property
     def shares(self) -> dict[str, float]:
-        """Share of each component in a step of the run; empty if none was timed."""
+        """Shares of step time of the run by component; empty if none was timed."""
         account = self.accounts.get(self.run)
         return shares_of(account) if account else {}
 
@@ -195,12 +198,12 @@ class Facts:
 
     @property
     def compute(self) -> dict[str, float]:
-        """Shares of computing."""
+        """Shares of step time of the components that compute; 0 if unknown."""
         return {part: self.shares.get(part, 0.0) for part in COMPUTE}
 
     @property
     def others(self) -> dict[str, float]:
-        """The remaining shares, the largest first."""
+        """Shares of step time of the other components, the largest first."""
         others = {p: share for p, share in self.shares.items() if p not in COMPUTE}
         return dict(sorted(others.items(), key=lambda item: -item[1]))
 
@@ -211,13 +214,13 @@ class Facts:
 
     @property
     def account_agrees(self) -> bool:
-        """True if account and ceiling, measured independently, agree."""
+        """True if account and ceiling, measured independently, agree within 5 %."""
         if self.of_ceiling is None:
             return False
         return abs(self.left_by_account - self.of_ceiling.ratio) <= AGREE_WITHIN
 
     def interval(self, run: str, part: str) -> tuple[float, float]:
-        """Return the 5-95 % interval of a component's mean over all ranks, in ms."""
+        """Return the 5-95 % bounds, in ms, of the mean of ``part`` over all ranks."""
         table = self.account
         row = table[(table["run"] == run) & (table["part"] == part)]
         bounds = row.loc[row["rank"] == ALL_RANKS, ["low_ms", "high_ms"]].to_numpy()
@@ -225,7 +228,7 @@ class Facts:
 
     @property
     def ddp_log(self) -> list[Json]:
-        """Forward and backward in DDP's own log and in ours; empty without a log."""
+        """Forward and backward time, by DDP's log and our clock; empty if unknown."""
         log = self.timing[self.run]["ddp_says"]
         parts = [log["forward_ms"], log["backward_ms"]]
         known = all(part["difference_pct"] is not None for part in parts)
@@ -233,7 +236,7 @@ class Facts:
 
     @property
     def ddp_log_agrees(self) -> bool:
-        """True if DDP's log and our clock agree."""
+        """True if DDP's log and our clock agree within 5 %."""
         limit = 100 * AGREE_WITHIN
         return all(abs(part["difference_pct"]) <= limit for part in self.ddp_log)
 
@@ -245,12 +248,12 @@ class Facts:
 
     @cached_property
     def checks(self) -> dict[str, dict[str, Outcome]]:
-        """Outcomes by run and check, for the checks of that run."""
+        """Outcomes by run, then by check; only the checks of that run."""
         return {run: outcomes_of(entry) for run, entry in self.equivalence.items()}
 
     @cached_property
     def matrix(self) -> dict[str, dict[str, Outcome]]:
-        """Outcomes by check and run, for all checks."""
+        """Outcomes by check, then by run; not run for checks that a run has not."""
         names = dict.fromkeys(name for found in self.checks.values() for name in found)
         return {
             name: {run: of.get(name, NOT_RUN) for run, of in self.checks.items()}
@@ -258,7 +261,7 @@ class Facts:
         }
 
     def by_question(self) -> dict[str, dict[str, dict[str, Outcome]]]:
-        """Return the matrix by question; under "", checks that were not run at all."""
+        """Return the matrix by question; under "", the checks that no run has run."""
         groups: dict[str, dict[str, Any]] = {one: {} for one in (*QUESTIONS, OTHER, "")}
         questions = {name: one for one, names in QUESTIONS.items() for name in names}
         for name, outcomes in self.matrix.items():
@@ -267,7 +270,7 @@ class Facts:
         return groups
 
     def with_outcome(self, mark: str) -> list[str]:
-        """Return run and name of each check with this mark."""
+        """Return ``RUN CHECK`` for each outcome with this symbol."""
         return [
             f"{run} {name}"
             for name, outcomes in self.matrix.items()
@@ -276,7 +279,7 @@ class Facts:
         ]
 
     def byte_mark(self, check: str) -> Mark:
-        """Return the mark of the run's ``check`` for a statement about bytes."""
+        """Return the run's symbol for ``check``; undecided if it compares no bits."""
         mark = self.checks[self.run].get(check, NOT_RUN).mark
         # a passed check compared no bits
         return Mark.UNDECIDED if mark is Mark.PASSED else mark
@@ -289,12 +292,12 @@ class Facts:
 
 
 def strategy_name(sync: str) -> str:
-    """Return the name of a strategy for a sentence."""
+    """Return the name of a strategy as sentences write it: DDP for ``ddp``."""
     return "DDP" if sync == "ddp" else sync
 
 
 def shares_of(account: Json) -> dict[str, float]:
-    """Return the share of each component, in the order of a step."""
+    """Return the share of step time of each component, in the order of a step."""
     known = {part: account[part] for part in PARTS if part in account}
     return {part: value / account["step_ms"] for part, value in known.items()}
 
@@ -306,5 +309,5 @@ def exposed_comm_pct(account: Json) -> float | None:
 
 
 def most_apart(losses: pd.DataFrame) -> float:
-    """Return the largest difference between two columns in a row."""
+    """Return the largest difference between two runs (columns) at a step (row)."""
     return float((losses.max(axis="columns") - losses.min(axis="columns")).max())

@@ -7,12 +7,12 @@ UNDEFINED = "-"
 
 
 def plural(count: int, noun: str, nouns: str | None = None) -> str:
-    """``2 cores``, ``1 core``; ``nouns`` is an irregular plural."""
+    """Return ``2 cores``, ``1 core``; ``nouns`` is an irregular plural."""
     return f"{count} {noun if count == 1 else nouns or noun + 's'}"
 
 
 def all_of(count: int, noun: str) -> str:
-    """``all 4 cores``, ``both cores``, ``the only core``."""
+    """Return ``all 4 cores``, ``both cores`` or ``the only core``."""
     few = {1: f"the only {noun}", 2: f"both {noun}s"}
     return few.get(count, f"all {count} {noun}s")
 
@@ -23,12 +23,12 @@ def capitalized(text: str) -> str:
 
 
 def thousands(number: float) -> str:
-    """``16,900``: rounded to a whole number."""
+    """Round to a whole number, with separators: ``16,900``."""
     return f"{number:,.0f}"
 
 
 def counted(count: int, noun: str) -> str:
-    """``12,078 samples``, ``1 sample``."""
+    """Return ``12,078 samples``, ``1 sample``: :func:`plural` with separators."""
     return f"{thousands(count)} {noun}{'' if count == 1 else 's'}"
 
 
@@ -39,17 +39,17 @@ def times(*ratios: float) -> list[str]:
 
 
 def percent(share: float) -> str:
-    """``8.6 %`` for a share of 0.086."""
+    """Return ``8.6 %`` for a share of 0.086."""
     return f"{100 * share:.1f} %"
 
 
 def ms(value: float | None) -> str:
-    """``97.3 ms``; a dash if not measured."""
+    """Return ``97.3 ms``; a dash for None (not measured)."""
     return UNDEFINED if value is None else f"{value:.1f} ms"
 
 
 def num_bytes(value: float) -> str:
-    """``3.5 MB``, ``12.0 kB``."""
+    """Format a number of bytes in powers of ten: ``3.5 MB``, ``12.0 kB``."""
     unit, name = (1e6, "MB") if value >= 1e6 else (1e3, "kB")
     return f"{value / unit:.1f} {name}"
 

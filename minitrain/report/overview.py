@@ -7,7 +7,7 @@ from minitrain.report.facts import Facts
 from minitrain.report.render import markup, sentence
 
 WIDTH, GAP, MARGIN = 400, 16, 8
-# width of a letter in a box, in pixels
+# assumed width of a letter in a box, in pixels, for wrapping
 LETTER = 7.4
 LINES_OF_SAMPLE = 3
 MOST_RANKS = 3
@@ -15,7 +15,7 @@ DIGITS_OF_HASH = 8
 
 
 def draw_overview(f: Facts) -> str:
-    """Return the diagram of the largest gloo run, as the text of an SVG file."""
+    """Draw the data flow in the largest gloo run; return the text of an SVG file."""
     picture = markup(
         "overview.svg",
         f=f,

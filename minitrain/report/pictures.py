@@ -50,9 +50,9 @@ def draw_account(
 ) -> None:
     """Draw one stacked bar per run, with the length of its mean step.
 
-    ``accounts`` maps a run to its account in metrics/timing.json; ``busy`` are runs
-    that were not measured. A negative component (interference is a difference) is
-    hatched and drawn to the left of zero, and the label of the axis explains it.
+    ``accounts`` maps a run to its account in metrics/timing.json, in milliseconds;
+    ``busy`` are runs that were not measured. A negative component (interference is a
+    difference) is hatched, left of zero, and explained in the label of the axis.
     """
     runs = [*accounts, *busy]
     height = 0.7 + 0.8 * len(runs)
@@ -93,7 +93,7 @@ def _extent(account: Mapping[str, Any]) -> float:
 
 def _stack(axes: Axes, row: int, account: Mapping[str, Any], widest: float) -> None:
     right = left = 0.0
-    # of components too narrow for a number: the middle, value and color
+    # components too narrow for a number, which is above them: middle, value and color
     narrow: list[tuple[float, float, str]] = []
     for part in PARTS:
         value = account.get(part) or 0.0
@@ -180,8 +180,8 @@ DOT: dict[str, Any] = {"marker": "o", "markersize": 7, "linestyle": ""}
 class Series(NamedTuple):
     """A line of the scaling chart, labeled at its right end.
 
-    ``points`` has the columns processes, p5, p50 and p95, the latter of the ideal only
-    p50. A ``reference`` spans the whole width.
+    ``points`` has the columns processes, p5, p50 and p95 (of the ideal, p5 and p95 are
+    NaN). A ``reference`` is drawn across the whole width.
     """
 
     label: str
@@ -192,7 +192,7 @@ class Series(NamedTuple):
 
     @property
     def end(self) -> float:
-        """Median at the right end."""
+        """Median speed at the right end, in tokens per second."""
         return float(self.points["p50"].iloc[-1])
 
 

@@ -29,10 +29,10 @@ TIMES = ("step_p50_ms", "allreduce_p50_ms", "allreduce_p95_ms")
 
 
 def publish(project: Project) -> str:
-    """Write the results of ``project`` and return the headline.
+    """Write charts, tables, manifest and page; return the headline of the report.
 
     Raises:
-        EvidenceError: A check breached; its stage has published that already.
+        EvidenceError: A check failed; its stage has published that already.
         UserError: A run was not measured, or a file is damaged.
     """
     params, metrics = load_params(project.params), project.metrics
@@ -84,9 +84,10 @@ def report(f: Facts) -> Markup:
 def manifest(f: Facts) -> dict[str, Any]:
     """Return the content of metrics/manifest.json, about the largest gloo run.
 
-    Speeds are medians over the rounds of the baseline, on one host; the all-reduce is
-    from the run itself, on ``num_hosts``. ``noise_floor`` is relative; ``over_...`` is
-    a ratio of speeds. Values that were not measured are None.
+    Speeds are medians over the rounds of the speed comparison, on one host; all-reduce
+    times are from the run itself, on ``num_hosts``. ``over_X`` is the run's speed
+    divided by the speed of X; ``noise_floor`` is relative. Values not measured are
+    None.
     """
     speeds = {
         world_size: round(f.baseline.tokens_per_s(arm), 1)

@@ -18,7 +18,8 @@ WIDTH = 80
 
 
 def summary_lines(metrics: Path) -> tuple[bool, list[str]]:
-    """Return True and five lines; after a breach, False and the breach.
+    """Return True and the result in five lines; after a breach (a failed check), False
+    and lines that name it.
 
     Raises:
         UserError: A file in the folder ``metrics`` is damaged.
@@ -80,7 +81,7 @@ def _loss(curves: pd.DataFrame, run: str) -> str:
 
 
 def result_block(metrics: Path) -> Markup:
-    """Return the table and its caption, from JSON files and scaling.csv."""
+    """Return README's table of results, with a caption, from files in ``metrics``."""
     manifest = read_json(metrics / "manifest.json", "sync", "world_size")
     scaling = read_csv(metrics / "scaling.csv", "arm", "processes")
     return markdown(

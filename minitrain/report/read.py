@@ -27,7 +27,9 @@ class Project:
 
 
 def read_facts(project: Project, params: Params, equivalence: dict[str, Any]) -> Facts:
-    """Read the runs configured by ``params``, ignoring files of earlier settings.
+    """Read the results of the runs in ``params``; files of other runs are ignored.
+
+    ``equivalence`` is the content of metrics/equivalence.json.
 
     Raises:
         UserError: A file is missing, damaged or incomplete.
@@ -122,8 +124,8 @@ def _losses(folder: Path, num_steps: int) -> pd.DataFrame:
 
 
 def read_runs(file: Path, params: Params, *keys: str) -> dict[str, Any]:
-    """Return the entries of a JSON file for the runs of ``params``; each must have
-    ``keys``.
+    """Return the entries of a JSON file for the runs of ``params``. Raises UserError if
+    a run is missing, or one of its ``keys``.
     """
     runs = [*params.runs()]
     found = read_json(file, *runs)

@@ -40,7 +40,7 @@ UNBROKEN = re.compile(r"\b(?:gloo|nccl|replay)-\d+\b|\d[\d.,]* (?:%|ms\b)")
 
 
 def escaped(text: Any) -> Markup:
-    """Return Markdown that shows ``text`` within a line, but not at its start."""
+    """Escape ``text`` for Markdown within a line, not at its start; keep Markup."""
     if isinstance(text, Markup):
         return text
     # an underscore between letters needs no escape in Markdown
@@ -49,7 +49,7 @@ def escaped(text: Any) -> Markup:
 
 
 def table(header: Sequence[Any], rows: Iterable[Sequence[Any]]) -> Markup:
-    """Return a Markdown table; every row has the length of ``header``."""
+    """Return a Markdown table with escaped cells; rows are as long as ``header``."""
     head, *lines = (f"| {' | '.join(map(escaped, row))} |" for row in (header, *rows))
     return Markup("\n".join([head, "|---" * len(header) + "|", *lines]))
 
@@ -72,7 +72,7 @@ def sentence(name: str, *values: Any) -> str:
 
 
 def to_html(page: Markup, folder: Path) -> str:
-    """Return a page in Markdown as one self-contained HTML file.
+    """Convert a page in Markdown to the text of one self-contained HTML file.
 
     The first line of ``page`` is its title. Pictures are read from ``folder``.
     """

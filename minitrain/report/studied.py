@@ -15,7 +15,7 @@ from minitrain.core.code_lock import changed_since
 from minitrain.report.checks import MARKS
 
 Json = Mapping[str, Any]
-# bits and rounding depend on these
+# facts about the machine that determine bits and rounding
 MACHINE = ("cpu", "cores", "torch")
 # number of changed files to name
 NAMED = 3
@@ -49,8 +49,8 @@ class Studied:
     """Result of a study.
 
     ``origin`` has its ``provenance`` and the sections ``model`` and ``train`` of
-    params.yaml; null if not recorded. ``model`` is the current section, ``since``
-    describes changes of its code (:func:`since_then`).
+    params.yaml, None if not recorded. ``model`` is the current section, ``since`` is a
+    sentence on later changes of its code (:func:`since_then`).
     """
 
     table: pd.DataFrame
@@ -59,7 +59,7 @@ class Studied:
     since: str
 
     def mismatch(self, run: Json) -> Mismatch | None:
-        """Return the first difference to ``run`` (its provenance), or None."""
+        """Return the first setting of model or machine unlike ``run``, or None."""
         there = _settings(self.origin["model"], self.origin["provenance"])
         here = _settings(self.model, run)
         for key in {**there, **here}:
@@ -74,8 +74,8 @@ def _settings(model: Json | None, made: Json | None) -> Json:
 
 
 def since_then(root: Path, origin: Json) -> str:
-    """Return a sentence that names changed files among those that a measurement ran;
-    ``origin`` is its provenance, ``root`` the project.
+    """Return a sentence on the files of a measurement's code that have changed since;
+    ``origin`` is its provenance, ``root`` the folder of the project.
     """
     code = origin.get("code")
     if not code:
@@ -91,21 +91,21 @@ def since_then(root: Path, origin: Json) -> str:
 
 @dataclass(frozen=True)
 class Ladder(Studied):
-    """The study of more processes, other optimizers and other dtypes."""
+    """Study of the checks with more processes, other optimizers and other dtypes."""
 
     @cached_property
     def byte_verdicts(self) -> list[str]:
-        """Verdict of every byte comparison."""
+        """Verdicts of the checks that compare bytes, in all cases."""
         return self.table["verdict"][self.table["rung"].isin(BYTES)].to_list()
 
     @property
     def num_breaches(self) -> int:
-        """Number of checks that breached."""
+        """Number of checks that failed."""
         return int((self.table["verdict"] == "breach").sum())
 
     def rows(self) -> Iterator[list[Any]]:
-        """Yield a row for each case: name, world size, then the mark, word or distance
-        of each check in the order of BYTES and DISTANCES.
+        """Yield a row for each case: name, world size, then the symbol, verdict or
+        distance of each check in the order of BYTES and DISTANCES.
         """
         words = {verdict: str(MARKS[verdict]) for verdict in ("equal", "not run")}
         for case, of_case in self.table.groupby(["case", "world_size"], sort=False):
@@ -145,7 +145,7 @@ class Hosts(Studied):
 
     @property
     def kept(self) -> float:
-        """Speed over the slowest link, as a share of the speed over the fastest."""
+        """Speed over the slowest link, divided by the speed over the fastest."""
         return float(self.links[0]["tokens_per_s"] / self.links[-1]["tokens_per_s"])
 
     @property
@@ -186,7 +186,7 @@ def bare_allreduce(
     sweep: pd.DataFrame, machine: Json, world_size: int, num_bytes: int
 ) -> Json | None:
     """Return the row of an isolated all-reduce of about ``num_bytes`` over gloo in the
-    study ``collectives``, measured on this kind of machine, or None.
+    study ``collectives``, measured on such a ``machine``; None if there is none.
     """
     mine = sweep.query("backend == 'gloo' and world_size == @world_size")
     for key in MACHINE:
