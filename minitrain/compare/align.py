@@ -1,5 +1,6 @@
 """Alignment of two recordings: pairs of steps and ranks, the end of both runs, and the
-trajectory of A, which decides how far rounding may carry B.
+trajectory of A, which decides how far rounding may carry B. A row is what one rank
+recorded for one step of one optimizer.
 """
 
 import math
@@ -18,25 +19,29 @@ from minitrain.recording.format import Recording
 from minitrain.recording.sketches import apart, common, fit, norm, vector
 
 DOUBLE = {"float64", "complex128"}
-Rows = Mapping[int, Row]
+RowsByRank = Mapping[int, Row]
 Pair = tuple[int, int]
 
 
 def ratio(gap: float, size: float) -> float:
-    """Return a gap as a share of ``size``; infinity if only the size is zero."""
+    """Return ``gap / size``: 0 if both are zero, infinity if only the size is."""
     if size > 0:
         return gap / size
     return math.inf if gap else 0.0
 
 
-def samples(rows: Rows, kind: str = "inputs") -> Counter[str]:
-    """Count the digests of all samples that these ranks read for one step."""
+def samples(rows: RowsByRank, kind: str = "inputs") -> Counter[str]:
+    """Count the digests of all samples that these ranks read for one step; ``kind``:
+    "inputs", or "unlabelled" for the inputs without labels.
+    """
     batches = (batch for row in rows.values() for batch in row.get(kind, ()))
     return Counter(digest for batch in batches for digest in batch)
 
 
-def same_samples(a: Rows, b: Rows) -> bool:
-    """Return whether two sets of rows read the same samples, padding aside."""
+def same_samples(a: RowsByRank, b: RowsByRank) -> bool:
+    """Return whether the ranks of both runs read the same samples for one step, in any
+    order and with any padding.
+    """
     ours, theirs = samples(a), samples(b)
     left, right = [*(ours - theirs).elements()], [*(theirs - ours).elements()]
     if len(left) != len(right):
@@ -56,7 +61,7 @@ def _alike(a: str, b: str, short: Mapping[str, Sequence[str]]) -> bool:
     return a in of_b or b in of_a or bool(of_a and of_b and of_a[0] == of_b[0])
 
 
-def _unpadded(rows: Rows) -> dict[str, Sequence[str]]:
+def _unpadded(rows: RowsByRank) -> dict[str, Sequence[str]]:
     return {
         digest: short
         for row in rows.values()
@@ -67,9 +72,10 @@ def _unpadded(rows: Rows) -> dict[str, Sequence[str]]:
 
 @dataclass(frozen=True)
 class Trajectory:
-    """Trajectory of a run. ``first``: the parameters after the first recorded step;
-    ``first_move``: the norm of that step, by tensor; ``linear``: steps are linear in
-    the gradients (SGD) or not (Adam); ``eps``: the spacing of floats at 1, by tensor.
+    """Trajectory of a run: how far its parameters move. ``first``: the parameters after
+    the first recorded step; ``first_move``: the estimated norm of that step, by
+    tensor; ``linear``: steps are linear in the gradients (SGD) or not (Adam); ``eps``:
+    the spacing of floats at 1, by tensor; ``trains_buffers``: training changes buffers.
     """
 
     numel: Mapping[str, int]
@@ -90,15 +96,17 @@ class Trajectory:
 
 @dataclass(frozen=True)
 class RankPairs:
-    """Rows of A and of B by rank, for one step or for the headers."""
+    """Rows of A and of B by rank, for one step or for the headers, and the pairs of
+    ranks that are compared.
+    """
 
-    a: Rows
-    b: Rows
+    a: RowsByRank
+    b: RowsByRank
     world_sizes: tuple[int, int]
 
     @property
     def same_size(self) -> bool:
-        """Return whether rank r of A is compared with rank r of B."""
+        """Return whether world sizes are equal: rank r is compared with rank r."""
         return self.world_sizes[0] == self.world_sizes[1]
 
     @cached_property
@@ -120,12 +128,12 @@ class RankPairs:
 
     @property
     def complete(self) -> bool:
-        """Return whether no rank is missing."""
+        """Return whether no rank is missing in A or B."""
         return (len(self.a), len(self.b)) == self.world_sizes
 
     def named(self, pairs: Sequence[Pair]) -> dict[str, Any]:
-        """Return the ranks of ``pairs`` and their run as fields of a Difference; no
-        fields for all pairs.
+        """Return the ranks of ``pairs`` as the fields ``ranks`` and ``of`` (their run)
+        of a Difference; no fields, which means all ranks, if these are all pairs.
         """
         if len(pairs) == len(self.pairs):
             return {}
@@ -141,8 +149,9 @@ class RankPairs:
 class StepPair(RankPairs):
     """One step of one optimizer in A and in B: a row for each rank.
 
-    ``trajectory`` belongs to A, ``twin`` is the row of the first rank of A's twin;
-    ``end``: the rows are the states at the end of the runs, after the last step.
+    ``trajectory`` belongs to A. ``twin`` is the row of the first rank of A's twin (the
+    same run from weights one rounding unit away), or None. ``end``: the rows are the
+    states at the end of the runs, after the last step.
     """
 
     optimizer: int
@@ -154,18 +163,22 @@ class StepPair(RankPairs):
 
     @property
     def draws_otherwise(self) -> bool:
-        """Return whether forward passes draw random numbers at unequal world sizes."""
+        """Return whether forward passes draw random numbers (dropout) that cannot be
+        the same, because the world sizes differ.
+        """
         rows = (*self.a.values(), *self.b.values())
         return not self.same_size and any(row["draws"] for row in rows)
 
 
 def header(recording: Recording) -> Row:
-    """Return the header of the first rank."""
+    """Return the first rank's header, which describes the run and its model."""
     return next(iter(recording.ranks.values())).header
 
 
 def rows_at(recording: Recording, key: tuple[int, int]) -> dict[int, Row]:
-    """Return the rows of one optimizer and step, by rank."""
+    """Return the rows of ``key``, an (optimizer, step), by rank; without ranks that did
+    not record it.
+    """
     ranks = sorted(recording.ranks.items())
     return {rank: one.steps[key] for rank, one in ranks if key in one.steps}
 
@@ -178,7 +191,8 @@ def keys_of(recording: Recording) -> list[tuple[int, int]]:
 
 def places_of(a: Recording, b: Recording, twin: Recording | None) -> list[StepPair]:
     """Return the steps that are in both recordings, in the order of the run, and for
-    each optimizer the end, if anything changed after the last of them.
+    each optimizer the end, if anything changed after the last of them. Rows of a
+    ``twin`` of ``a`` are added.
     """
     sizes = a.world_size, b.world_size
     # models with float64 parameters compute in float64
@@ -214,7 +228,9 @@ def _end(
     return replace(place, step=step, a=ends[0], b=ends[1], twin=first, end=True)
 
 
-def _rows_at_end(recording: Recording, rows: Rows, place: StepPair) -> dict[int, Row]:
+def _rows_at_end(
+    recording: Recording, rows: RowsByRank, place: StepPair
+) -> dict[int, Row]:
     # the last row of each rank that has an end, with the parameters and buffers of the
     # end
     found: dict[int, Row] = {}
@@ -231,7 +247,7 @@ def _rows_at_end(recording: Recording, rows: Rows, place: StepPair) -> dict[int,
 
 
 def _trajectory(recording: Recording, optimizer: int) -> Trajectory:
-    # of the first rank that recorded steps of the optimizer
+    # take the first rank that recorded steps of the optimizer: all move alike
     ranks = [one for _, one in sorted(recording.ranks.items())]
     one = next(r for r in ranks if any(key[0] == optimizer for key in r.steps))
     rows = [row for key, row in sorted(one.steps.items()) if key[0] == optimizer]

@@ -1,4 +1,6 @@
-"""Comparison of one step of two recordings: the first difference, and if it is sure."""
+"""Comparison of one step of two recordings: the first difference, and whether it is
+sure, so that rounding cannot explain it.
+"""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -23,7 +25,7 @@ from minitrain.compare.step_causes import (
 )
 from minitrain.recording.sketches import is_finite
 
-# the largest growth of rounding in a step
+# the largest factor by which rounding grows in a step
 GROWTH = 2.0
 OF = {What.GRADIENTS: "the largest gradient", What.PARAMETERS: "how far it has moved"}
 
@@ -45,7 +47,13 @@ class StepCompared:
 
 @dataclass
 class Comparer:
-    """Compares the steps of one optimizer, one after the other."""
+    """Comparison of the steps of one optimizer, one after the other.
+
+    ``same_torch``: both ran one torch version; ``before``: the last step compared;
+    ``equal``: all bits were equal so far; ``over``: a sure difference was found;
+    ``twin_tells``: a twin (the run from weights one rounding unit away) would show
+    whether a difference is rounding.
+    """
 
     same_torch: bool
     resumed: Resumed | None = None
@@ -59,7 +67,7 @@ class Comparer:
     over: bool = False
 
     def compare(self, place: StepPair) -> StepCompared:
-        """Compare the next step."""
+        """Compare the next step, in the order of the run."""
         gradients = distance(place, What.GRADIENTS, self.noise)
         parameters = distance(place, What.PARAMETERS, self.noise)
         equal = gradients.equal and parameters.equal and rest_is_equal(place)
@@ -215,7 +223,7 @@ class Comparer:
 
 
 def _hidden(place: StepPair, found: Distance) -> Difference:
-    # the twin alone allows this distance, and so much that it shows nothing
+    # only the twin's limit allows this distance, and it is too wide to exclude a fault
     more = {"tensor": found.tensor, "sure": False, "onwards": True}
     return at(place, found.kind, why(Cause.HIDDEN), _much(found), **more)
 

@@ -31,11 +31,12 @@ MAY_DIFFER = ("world_size", "every", "torch", "threads", "device")
 
 
 def read_twin(a: Recording, folder: Path) -> Recording:
-    """Read the twin of ``a`` in ``folder``.
+    """Read the twin of ``a``, the same run from weights one rounding unit away, in
+    ``folder``.
 
     Raises:
-        UserError: it differs from ``a`` in more than the bits of parameters and
-            gradients, so it could excuse a fault.
+        UserError: it cannot be read, is no twin, or differs from ``a`` in more than the
+            bits of parameters and gradients, so it could excuse a fault.
     """
     twin = read_recording(folder)
     if not header(twin)["twin"]:
@@ -69,7 +70,9 @@ def _no_twin(a: Recording, twin: Recording) -> Iterator[str]:
 
 
 def models_unlike(a: Recording, b: Recording) -> Difference | None:
-    """Return the difference between the parameters of two models, if any."""
+    """Return the difference between two models, if any: parameters in one only, of
+    another shape, or trained in one only.
+    """
     heads = header(a), header(b)
     ours, theirs = (head["parameters"] for head in heads)
     shared = [name for name in ours if name in theirs]
@@ -95,9 +98,9 @@ def models_unlike(a: Recording, b: Recording) -> Difference | None:
 
 
 def start_unlike(a: Recording, b: Recording, first: StepCompared) -> Difference | None:
-    """Return the difference in start weights, if it is more than rounding, so that the
-    parameters after the ``first`` step differ, too. Not sure if one run may resume the
-    other.
+    """Return the difference in start weights, or None; also None if the parameters are
+    within rounding after the ``first`` step, or one run is a twin. It is not sure if
+    one run may resume the other between two recorded steps.
     """
     heads = [{rank: one.header for rank, one in r.ranks.items()} for r in (a, b)]
     start = RankPairs(heads[0], heads[1], (a.world_size, b.world_size))
@@ -130,7 +133,9 @@ def _unlike_names(a: Mapping[str, str], b: Mapping[str, str]) -> list[str]:
 
 
 def broken_in(side: str, mine: Recording, other: Recording) -> list[str]:
-    """Return the ways in which the recording ``mine`` is not complete."""
+    """Return lines on what is missing in the recording ``mine`` (named ``side``):
+    ranks, its end, or (if ``other`` has another world size) steps of some ranks.
+    """
     missing = mine.missing
     broken = [f"{side} {lacks(missing, mine.folder)}"] if missing else []
     early = [rank for rank, one in mine.ranks.items() if one.end is None]
@@ -150,8 +155,8 @@ def broken_in(side: str, mine: Recording, other: Recording) -> list[str]:
 
 
 def only_in(mine: Recording, other: Recording) -> list[str]:
-    """Return the steps of ``mine`` that ``other`` should have as well: rank by rank, or
-    for all ranks together if the world sizes differ.
+    """Return lines on steps of ``mine`` that ``other`` should have recorded, but has
+    not: rank by rank, or for all ranks together if the world sizes differ.
     """
     pairs = [(0, [*mine.ranks.values()], [*other.ranks.values()])]
     if mine.world_size == other.world_size:
@@ -218,7 +223,7 @@ def unseen_in(a: Recording, b: Recording, places: Sequence[StepPair]) -> list[st
 
 
 def asides_of(a: Recording, b: Recording) -> list[str]:
-    """Return lines on expected differences."""
+    """Return lines on differences that do not count, such as in world size or dtype."""
     heads = header(a), header(b)
     ours, theirs = (
         {key: head.get(key) for key in MAY_DIFFER}

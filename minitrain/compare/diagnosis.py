@@ -1,7 +1,8 @@
 """First difference between a run and its replay, or another run, and its cause.
 
 The order at each step: data, gradients, parameters, buffers. The causes are the same as
-for recordings; they are found in the tensors themselves instead of their sketches.
+for recordings (gradient_causes.py, step_causes.py); they are found in the tensors
+themselves instead of their sketches.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,9 +15,9 @@ from torch import Tensor
 from minitrain.compare.difference import UNKNOWN, Cause, Difference, What, Why, why
 from minitrain.compare.gradient_causes import (
     cause_in_buffers,
+    cause_in_factors,
     missing_in,
     multiple,
-    of_factors,
     rate_by_size,
     scaled,
 )
@@ -36,9 +37,9 @@ class Values:
     """The tensors of one step, of each rank of the run and of the replay.
 
     Each has ``before`` (parameters), ``gradients`` and ``after`` (parameters); the
-    replay also ``own``: the parts of the ranks, whose sum is the right gradient.
-    ``shares``: the ranks' shares of the targets. A second run, by its rank 0, may
-    replace the replay; it has no ``own``.
+    replay also ``own``: a gradient for each rank, whose sum is the right gradient.
+    ``shares``: the ranks' shares of the targets. Rank 0 of a second run may replace the
+    replay; it has no ``own``.
     """
 
     ranks: Sequence[Mapping[str, Any]]
@@ -49,8 +50,9 @@ class Values:
 def locate(
     run: Rows, replay: Rows, explain: Explain, side: str = RUN
 ) -> Difference | None:
-    """Return the first difference between the recorded hashes of a run, which is called
-    ``side``, and its replay, if any. ``explain`` returns the cause, except for data.
+    """Return the first difference between the recorded hashes of a run and its replay,
+    or None. ``explain`` is called for the cause, except for data; ``side`` is the name
+    of the run in causes.
     """
     batches, wanted = (
         {row["step"]: row for row in of_kind(rows, "batch")} for rows in (run, replay)
@@ -82,7 +84,10 @@ def _ranks_that_differ(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> li
 def cause_in_data(
     ours: Mapping[str, Any], theirs: Mapping[str, Any], batches: Rows, side: str = RUN
 ) -> Why:
-    """Return why a global batch has other samples than the one of the replay."""
+    """Return why a global batch has other samples than in the replay, from its row in
+    both. ``batches``: the rows of all batches of the run, which may repeat an earlier
+    one. (For recordings: step_causes.cause_in_data.)
+    """
     if (count := ours["repeated"] - theirs["repeated"]) > 0:
         return why(Cause.REPEATED, side=side, count=count)
     for before in batches:
@@ -119,8 +124,8 @@ def cause_in_step(
     rounding: tuple[float, float] = (CLOSE, CLOSE),
 ) -> Why:
     """Return why the parameters of ``ours`` (of ``side``) and ``theirs`` differ after a
-    step with the same gradients. ``rounding``: the differences in length and direction
-    of the step that rounding may cause.
+    step with the same gradients; UNKNOWN if no pattern fits. ``rounding``: the relative
+    errors in length and direction of the step that rounding may cause.
     """
     before, after = (
         [flat(state[when]) for state in (ours, theirs)] for when in ("before", "after")
@@ -142,7 +147,10 @@ def cause_in_step(
 def cause_in_gradients(
     ranks: list[int], values: Values, sides: tuple[str, str] = (RUN, "the replay")
 ) -> Why:
-    """Return why the synchronized gradients of ``ranks`` are wrong."""
+    """Return why the synchronized gradients of ``ranks`` are wrong, from the factors of
+    the ranks' own gradients in them. (For recordings:
+    gradient_causes.cause_in_gradients.)
+    """
     wanted = flat(values.replay["gradients"])
     found = {rank: flat(values.ranks[rank]["gradients"]) for rank in ranks}
     if any(len(gradient) != len(wanted) for gradient in found.values()):
@@ -170,7 +178,7 @@ def cause_in_gradients(
 def _of_pair(
     ranks: list[int], found: Tensor, wanted: Tensor, values: Values, side: str
 ) -> Why:
-    # from the gradients of rank 0 alone
+    # a second run replaces the replay: only the gradients of rank 0 are known
     if 0 not in ranks:
         return why(Cause.ALONE, ranks=ranks)
     (factor,), rest = combination(found, [wanted])
@@ -184,7 +192,7 @@ def _of_factors(
 ) -> Why | None:
     if missing := missing_in(factors, shares):
         return why(Cause.MISSING, side=sides[0], ranks=missing)
-    if cause := of_factors(factors, shares, sides):
+    if cause := cause_in_factors(factors, shares, sides):
         return cause
     if min(shares) == 0 or abs(factors[0] / shares[0] - 1) <= CLOSE:
         return None

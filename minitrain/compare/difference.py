@@ -155,7 +155,7 @@ PAGES = {
     for cause in causes
 }
 
-# rounding does not make these patterns
+# causes found by patterns that rounding does not make
 SURE = {
     *(Cause.NO_GRADIENT, Cause.NOT_FINITE, Cause.KEPT, Cause.RANDOM),
     *(Cause.OWN_SCALED, Cause.SUMMED, Cause.TWICE),
@@ -169,10 +169,10 @@ SURE = {
 
 @dataclass(frozen=True)
 class Why:
-    """A cause with its facts. ``same_samples``: the gradient is a combination of the
-    gradients of the other run, so both read the same samples. ``own``: the ranks whose
-    own gradients differ, before any reduction; ``own_alike``: these agree, so it is no
-    rounding.
+    """A cause with the facts for its sentence. ``same_samples``: the gradient is a
+    combination of the gradients of the other run, so both read the same samples.
+    ``own``: the ranks whose own gradients differ, before any reduction; ``own_alike``:
+    own gradients agree, so the cause is not rounding.
     """
 
     cause: Cause
@@ -195,7 +195,7 @@ class Why:
 
 
 def why(cause: Cause, **facts: Any) -> Why:
-    """Return ``cause`` with its facts."""
+    """Return ``cause`` with its facts, which replace the braces in its sentence."""
     return Why(cause, facts)
 
 
@@ -209,8 +209,8 @@ class Difference:
 
     ``ranks``: the ranks that differ, of run ``of`` if the world sizes differ; empty for
     all. ``since``: the recorded step before. ``onwards``: it holds for all later steps;
-    ``end``: it is after the last recorded step; ``twin_decides``: a twin of A would
-    decide whether it is rounding.
+    ``end``: it is after the last recorded step; ``twin_decides``: a twin of A (the same
+    run from weights one rounding unit away) would decide whether it is rounding.
     """
 
     step: int
@@ -254,5 +254,5 @@ class Difference:
         return f"{text}; probable cause: {self.cause}"
 
     def facts(self) -> dict[str, Any]:
-        """Return the same for JSON."""
+        """Return the fields for JSON, with the name and the sentence of the cause."""
         return {**vars(self), "why": self.why.cause.name, "cause": self.cause}

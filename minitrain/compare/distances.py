@@ -1,8 +1,8 @@
 """Distances between the gradients and parameters of two recordings, and their limits.
 
-Distances beyond the quick limits are compared with the distance of a twin, if there is
-one; beyond both it is a fault. Without a twin it is a fault only if rounding cannot
-grow to it.
+Distances beyond the quick limits are compared with the distance of a twin (the same run
+from weights one rounding unit away), if there is one; beyond both it is a fault.
+Without a twin it is a fault only if rounding cannot grow to it.
 """
 
 import math
@@ -34,8 +34,10 @@ class Distance:
     ``tensor``: the one farthest beyond its limit; ``gap``, ``allowed``: its distance
     and limit; ``pairs``: the ranks of A and B where it differs. ``size``: the norm of
     the largest gradient, or the distance that training moved the model; ``own_size``:
-    the same for ``tensor``. ``whole``: the share of all tensors together. ``hides``:
-    the twin alone allows so much that a fault could hide.
+    the same for ``tensor``. ``whole``: the distance of all tensors as a share of their
+    size. ``num_beyond``, ``num_beyond_quick``: of ``num`` tensors, the ones beyond the
+    limit with and without a twin. ``hides``: the twin alone allows so much that a fault
+    could hide.
     """
 
     kind: What
@@ -65,8 +67,8 @@ class Distance:
 
 
 def distance(place: StepPair, kind: What, noise: float) -> Distance:
-    """Return the distance of gradients or parameters at ``place``; ``noise`` is the
-    largest share of rounding in the gradients so far.
+    """Return the distance of gradients or parameters at ``place``; ``noise``: the
+    largest relative distance of the gradients so far that counts as rounding.
     """
     gaps = _gaps(place, kind)
     ours, theirs = (row[kind] for row in place.first)

@@ -38,7 +38,7 @@ Entry = tuple[str, object]
 
 @dataclass(frozen=True)
 class Unread:
-    """Lazily loaded tensor; ``read`` returns it."""
+    """Lazily loaded tensor; ``read()`` loads and returns it."""
 
     read: Callable[[], Tensor]
 
@@ -76,7 +76,9 @@ def _stand_in(path: str) -> type[Inert]:
 
 
 def is_state(path: Path) -> bool:
-    """Return whether ``path`` is one state, by its name or content."""
+    """Return whether ``path`` may be one saved state: a file, or a folder with the
+    metadata of torch.distributed.checkpoint or with one index of shards.
+    """
     return path.is_file() or (path / METADATA).is_file() or _index(path) is not None
 
 
@@ -91,7 +93,8 @@ def files_of(folder: Path) -> dict[Path, set[Path]]:
 
 
 def entries(path: Path) -> Iterator[Entry]:
-    """Yield the entries of a state; names of nested entries are joined by dots.
+    """Yield (name, value) for each entry of the state at ``path``; names of nested
+    entries are joined by dots.
 
     Raises:
         UserError: the state is empty, torn, of another kind, or needs code to be read.

@@ -1,8 +1,8 @@
 """Causes of a difference in gradients, found by its pattern.
 
-Both the wrong and the right gradient, which is the one of a replay or of the other
-recording, are fitted as a combination of the ranks' own gradients. Most faults show in
-the factors of the two fits.
+Both the wrong and the right gradient (a replay's, or the other recording's) are fitted
+as a combination of the ranks' own gradients, from before the all-reduce. Most faults
+show in the factors of the two fits. ``place`` is one step in A and B (align.StepPair).
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from minitrain.compare.align import Rows, StepPair, same_samples, samples
+from minitrain.compare.align import RowsByRank, StepPair, same_samples, samples
 from minitrain.compare.difference import UNKNOWN, Cause, Why, why
 from minitrain.compare.distances import Distance
 from minitrain.compare.limits import CLOSE, LOW_PRECISION
@@ -29,9 +29,21 @@ from minitrain.recording.sketches import (
     vector,
 )
 
+# factors of a fit are less exact than its residual: their largest relative error
+CLOSE_FACTORS = 10 * CLOSE
+# largest relative distance of two estimates of one factor
+SAME_FACTOR = 0.01
+# largest relative distance of two equal sums of factors, as a share of the variance of
+# the ratios of the factors
+SAME_SUM = 0.25
+# the mean does not fit a gradient if even this share of its residual is beyond CLOSE
+CLEARLY_WORSE = 0.1
+
 
 def multiple(factor: float, world_size: int, close: float = CLOSE) -> Cause | None:
-    """Return the cause of a ``factor`` that is the number of ranks, or 1 by it."""
+    """Return SUMMED if ``factor`` is the number of ranks and TWICE if it is 1 divided
+    by it, with a relative error below ``close``; else None, as for a single rank.
+    """
     if world_size > 1 and abs(factor / world_size - 1) < close:
         return Cause.SUMMED
     if world_size > 1 and abs(factor * world_size - 1) < close:
@@ -40,7 +52,9 @@ def multiple(factor: float, world_size: int, close: float = CLOSE) -> Cause | No
 
 
 def scaled(factor: float, cause: Cause | None = None, **facts: Any) -> Why:
-    """Return why all gradients are ``factor`` times as large, but for ``cause``."""
+    """Return the reason that all gradients are ``factor`` times as large: ``cause``, or
+    SCALED; ``facts`` are more of its facts, such as the ``side``.
+    """
     facts = {"factor": factor, "of": "as large"} | facts
     return why(cause or Cause.SCALED, **facts)
 
@@ -48,8 +62,9 @@ def scaled(factor: float, cause: Cause | None = None, **facts: Any) -> Why:
 def rate_by_size(
     factor: float, world_sizes: tuple[int, int], sides: Sequence[str] = "AB"
 ) -> Why | None:
-    """Return which run scales its learning rate by its number of processes, from the
-    ``factor`` between the rates of the second and the first run.
+    """Return which run scales its learning rate by its number of processes, or None.
+    ``factor``: the rate of the second run divided by the rate of the first; ``sides``:
+    the names of the runs.
     """
     causes = {Cause.SUMMED: Cause.RATE_MULTIPLIED, Cause.TWICE: Cause.RATE_DIVIDED}
     for number, times in ((1, factor), (0, 1 / factor if factor else 0.0)):
@@ -58,18 +73,20 @@ def rate_by_size(
     return None
 
 
-def of_factors(
+def cause_in_factors(
     factors: Sequence[float],
     right: Sequence[float],
     sides: tuple[str, str],
     means: Cause = Cause.MEANS,
 ) -> Why | None:
-    """Return why the terms of a sum have the wrong weights, from their factors and the
-    ``right`` ones. ``sides`` name the two runs; ``means`` is the cause if all terms
-    count the same and should not.
+    """Return why the terms of a sum (ranks or micro-batches) have the wrong weights;
+    None if they do not, or no pattern fits. ``factors``: of the terms in the gradient
+    that may be wrong, ``right``: in the right gradient, or for recordings in the other
+    run. ``sides``: the names of the two runs; ``means``: the cause if all terms count
+    the same and should not. (diagnosis.py uses it for runs.)
     """
     side, other = sides
-    if _share(right) <= 10 * CLOSE or _are_alike(
+    if _evenness(right) <= CLOSE_FACTORS or _are_alike(
         [factor / wanted for factor, wanted in zip(factors, right, strict=True)]
     ):
         return None
@@ -81,18 +98,20 @@ def of_factors(
 
 
 def missing_in(factors: Sequence[float], right: Sequence[float]) -> list[int]:
-    """Return the terms that are missing in a sum, by their factors."""
-    least = [10 * CLOSE * max(map(abs, one)) for one in (factors, right)]
+    """Return the indices of the terms that are missing in a sum: their factors are
+    about zero, and the ``right`` ones are not.
+    """
+    least = [CLOSE_FACTORS * max(map(abs, one)) for one in (factors, right)]
     pairs = enumerate(zip(factors, right, strict=True))
     return [r for r, (x, y) in pairs if abs(x) <= least[0] and abs(y) > least[1]]
 
 
-def _share(factors: Sequence[float]) -> float:
+def _evenness(factors: Sequence[float]) -> float:
     return min(map(abs, factors)) / max(map(abs, factors))
 
 
 def _are_alike(factors: Sequence[float]) -> bool:
-    return max(factors) - min(factors) < 10 * CLOSE * max(map(abs, factors))
+    return max(factors) - min(factors) < CLOSE_FACTORS * max(map(abs, factors))
 
 
 def _adds_up(factors: Sequence[float], right: Sequence[float]) -> bool:
@@ -104,7 +123,7 @@ def _adds_up(factors: Sequence[float], right: Sequence[float]) -> bool:
     ratios = [wanted / factor for wanted, factor in zip(right, factors, strict=True)]
     middle = fmean(ratios)
     spread = fmean((ratio / middle - 1) ** 2 for ratio in ratios)
-    return abs(sum(right) / sum(factors) - 1) < spread / 4
+    return abs(sum(right) / sum(factors) - 1) < SAME_SUM * spread
 
 
 def cause_in_buffers(ranks: Sequence[int], world_size: int) -> Why:
@@ -115,8 +134,12 @@ def cause_in_buffers(ranks: Sequence[int], world_size: int) -> Why:
 
 
 def cause_in_gradients(place: StepPair, found: Distance, here: bool) -> Why:
-    """Return why gradients are beyond the limits at ``place``; ``here``: the weights
-    agreed before it.
+    """Return why gradients are beyond the limits at ``place``; ``found``: by how much;
+    ``here``: the weights agreed before it. (For runs: diagnosis.cause_in_gradients.)
+
+    The causes are tried in this order, as each may produce the patterns of later ones:
+    no gradient, not finite, not zeroed, random numbers, the ranks' own gradients, one
+    factor for all, weights of ranks or micro-batches, and last the distance alone.
     """
     a, b = place.a[found.pairs[0][0]], place.b[found.pairs[0][1]]
     names = common(a["gradients"], b["gradients"])
@@ -131,24 +154,26 @@ def cause_in_gradients(place: StepPair, found: Distance, here: bool) -> Why:
         return why(Cause.KEPT, side="B" if kept[1] else "A")
     if place.draws_otherwise:
         return why(Cause.DRAWN)
-    own = cause_in_own(place) if place.same_size and here else None
-    if own and own.own:
-        weighted = _of_parts(place, found, names)
+    in_own = cause_in_own(place) if place.same_size and here else None
+    if in_own and in_own.own:
+        weighted = _by_shares(place, found, names)
+        # wrong weights, if they are applied to the loss, change own gradients as well
         means = (Cause.MEANS, Cause.MEANS_OF_PASSES)
-        return weighted if weighted and weighted.cause in means else own
+        return weighted if weighted and weighted.cause in means else in_own
     whole = fit(theirs, [ours])
     if whole and is_multiple(whole, LOW_PRECISION[1]):
-        return replace(_of_factor(whole[0][0], place), same_samples=True)
-    if cause := _of_parts(place, found, names):
+        return replace(_by_factor(whole[0][0], place), same_samples=True)
+    if cause := _by_shares(place, found, names):
         return cause
     if not here:
         return why(Cause.BETWEEN)
-    return _of_size(place, found, own is not None)
+    # unless ``in_own`` is None, own gradients were compared and agree: see above
+    return _by_distance(place, found, in_own is not None)
 
 
-def is_multiple(found: Fit, close: float = CLOSE) -> bool:
-    """Return whether a fit with one vector is close, with a factor that is not 1."""
-    (factor, *_), rest = found
+def is_multiple(fitted: Fit, close: float = CLOSE) -> bool:
+    """Return whether a fit with one vector is close, and its factor clearly not 1."""
+    (factor, *_), rest = fitted
     return rest < close and abs(factor - 1) > max(CLOSE, 10 * rest)
 
 
@@ -166,7 +191,7 @@ def _without(place: StepPair, name: str) -> Why | None:
     return why(Cause.NO_GRADIENT, tensor=name, where="AB"[number] + ranks)
 
 
-def _of_size(place: StepPair, found: Distance, own_alike: bool) -> Why:
+def _by_distance(place: StepPair, found: Distance, own_alike: bool) -> Why:
     # no sum of gradients explains it: judge by the distance, and the tensors beyond
     few = found.num_beyond_quick
     if 2 * few <= found.num:
@@ -197,8 +222,9 @@ def _reduced(side: str) -> Why:
 
 
 def cause_in_own(place: StepPair) -> Why | None:
-    """Return why the ranks' own gradients, before any reduction, differ: a cause with
-    the ranks (``own``), without ranks if they agree; None if they are not comparable.
+    """Return why the ranks' own gradients, before any reduction, differ: None if they
+    are not comparable (not recorded, or a rank reads other samples); a Why with an
+    empty ``own`` if they agree; else one with the ranks in ``own``.
     """
     unlike, factors, size = [], [], 0.0
     for rank, _ in place.pairs:
@@ -233,43 +259,45 @@ def cause_in_own(place: StepPair) -> Why | None:
 
 
 def drawn_otherwise(a: Row, b: Row) -> bool:
-    """Return whether a pass draws random numbers from another state."""
+    """Return whether the forward passes of a step draw random numbers (dropout), and
+    the generators were in different states in ``a`` and ``b``.
+    """
     return bool((a["draws"] or b["draws"]) and a["random"] != b["random"])
 
 
-def _of_factor(factor: float, place: StepPair) -> Why:
-    # all gradients of B are so many times those of A
+def _by_factor(factor: float, place: StepPair) -> Why:
+    # gradients of B are ``factor`` times as large as in A
     sides = (("B", place.b, factor), ("A", place.a, 1 / factor))
     for (side, rows, times), ranks in zip(sides, place.world_sizes[::-1], strict=True):
         # the ranks' own gradients, if recorded, decide which run is wrong
-        mean = _mean(rows, ranks)
-        if mean is not None and abs(mean - times) > 0.01 * times:
+        mean = _factor_of_mean(rows, ranks)
+        if mean is not None and abs(mean - times) > SAME_FACTOR * times:
             continue
-        if cause := multiple(times, ranks, 10 * CLOSE):
+        if cause := multiple(times, ranks, CLOSE_FACTORS):
             return scaled(factor, cause, side=side)
     return scaled(factor)
 
 
-def _mean(rows: Rows, world_size: int) -> float | None:
+def _factor_of_mean(rows: RowsByRank, world_size: int) -> float | None:
     # the gradient as a multiple of the mean of the ranks' own gradients
     ranks = [rows[rank] for rank in sorted(rows)]
     together = sketches(ranks, comparable(ranks)) if len(ranks) == world_size else None
     if together is None:
         return None
     factor, rest = together.in_mean()
-    return factor if rest < 10 * CLOSE else None
+    return factor if rest < CLOSE_FACTORS else None
 
 
 class _Side(NamedTuple):
-    """One run: its name, its rows, and the rank whose gradient differs."""
+    """One run: its name, its rows by rank, and the rank whose gradient differs."""
 
     name: str
-    rows: Rows
+    rows: RowsByRank
     rank: int
 
     def gradient(self, names: Sequence[str]) -> Tensor:
-        """Return the gradient as it was before clipping."""
-        factor = min(1.0, _mean(self.rows, len(self.rows)) or 1.0)
+        """Return the gradients of ``names`` as one vector, as before clipping."""
+        factor = min(1.0, _factor_of_mean(self.rows, len(self.rows)) or 1.0)
         return vector(self.rows[self.rank], "gradients", names) / factor
 
 
@@ -283,53 +311,54 @@ def _fits(
     return None if mine is None or theirs is None else (mine, theirs)
 
 
-def _of_parts(place: StepPair, found: Distance, names: Iterable[str]) -> Why | None:
-    # fit the gradients of A and B by the own gradients of the ranks of one run
+def _by_shares(place: StepPair, found: Distance, names: Iterable[str]) -> Why | None:
+    # fit A and B by the ranks' own gradients of one run, or else by its micro-batches
     x, y = found.pairs[0]
     a, b = _Side("A", place.a, x), _Side("B", place.b, y)
-    own = [_keep_their_own(side.rows, found.tensor) for side in (b, a)]
+    keeps = [_keep_their_own(side.rows, found.tensor) for side in (b, a)]
     sides = (b, a), (a, b)
-    for (side, other), keeps in zip(sides, own, strict=True):
-        if cause := _of_ranks(side, other, found, names, keeps and not all(own)):
+    for (side, other), keep_own in zip(sides, keeps, strict=True):
+        if cause := _by_ranks(side, other, found, names, keep_own and not all(keeps)):
             return cause
-    return next(filter(None, (_of_passes(*pair, names) for pair in sides)), None)
+    return next(filter(None, (_by_passes(*pair, names) for pair in sides)), None)
 
 
-def _of_ranks(
+def _by_ranks(
     side: _Side, other: _Side, found: Distance, names: Iterable[str], keep_own: bool
 ) -> Why | None:
     rows, rank = side.rows, side.rank
-    own = [rows[r]["own"] for r in sorted(rows)]
-    held = common(dict.fromkeys(names), *own)
-    fits = _fits(side, other, [joined(one, held) for one in own], held)
+    sketches_by_rank = [rows[r]["own"] for r in sorted(rows)]
+    held = common(dict.fromkeys(names), *sketches_by_rank)
+    fits = _fits(side, other, [joined(one, held) for one in sketches_by_rank], held)
     if fits is None:
         return None
-    (factors, rest), (right, rest_right) = fits
-    # other weights make other gradients: then each rank should count the same
-    lacks_only = rest_right >= CLOSE
-    right = [1.0] * len(own) if lacks_only else right
-    if rest < CLOSE and (missing := missing_in(factors, right)):
+    (factors, rest), (of_other, other_rest) = fits
+    # if own gradients do not fit the other run, its weights differ: then each rank
+    # should count the same, and only a missing rank shows
+    only_missing_shows = other_rest >= CLOSE
+    of_other = [1.0] * len(sketches_by_rank) if only_missing_shows else of_other
+    if rest < CLOSE and (missing := missing_in(factors, of_other)):
         mine = rows[rank]["gradients"]
-        is_alone = rank not in missing and len(missing) == len(own) - 1
+        is_alone = rank not in missing and len(missing) == len(sketches_by_rank) - 1
         if is_alone and any(row["gradients"] != mine for row in rows.values()):
             cause = why(Cause.KEEPS_OWN, side=side.name, ranks=[rank])
         else:
             cause = why(Cause.MISSING, side=side.name, ranks=missing)
-        return replace(cause, same_samples=not lacks_only)
+        return replace(cause, same_samples=not only_missing_shows)
     if keep_own:
         return why(Cause.UNSYNCHRONIZED, side=side.name, tensor=found.tensor)
-    if lacks_only:
+    if only_missing_shows:
         return None
     sides = side.name, other.name
-    if rest < CLOSE and (weighted := of_factors(factors, right, sides)):
+    if rest < CLOSE and (weighted := cause_in_factors(factors, of_other, sides)):
         return replace(weighted, same_samples=True)
     # a reduction in 16 bits affects most tensors, a missing one only a few
     most = 2 * found.num_beyond_quick > found.num
     coarse = LOW_PRECISION[0] <= rest <= LOW_PRECISION[1]
-    return _reduced(side.name) if most and coarse and 10 * rest_right < rest else None
+    return _reduced(side.name) if most and coarse and 10 * other_rest < rest else None
 
 
-def _keep_their_own(rows: Rows, name: str) -> bool:
+def _keep_their_own(rows: RowsByRank, name: str) -> bool:
     # whether each rank's gradient of a tensor is its own, clipped or not; bits alone
     # do not show it, since they may differ by rounding
     ranks = [rows[rank] for rank in sorted(rows)]
@@ -338,12 +367,12 @@ def _keep_their_own(rows: Rows, name: str) -> bool:
         return False
     fits = map(together.own_in, range(len(ranks)))
     return all(
-        rest < CLOSE < 0.1 * of_mean and 0 < factor < 1 + CLOSE
+        rest < CLOSE < CLEARLY_WORSE * of_mean and 0 < factor < 1 + CLOSE
         for factor, rest, of_mean in fits
     )
 
 
-def _of_passes(side: _Side, other: _Side, names: Iterable[str]) -> Why | None:
+def _by_passes(side: _Side, other: _Side, names: Iterable[str]) -> Why | None:
     # fit by the gradients of each backward pass of the ranks
     of_ranks = [side.rows[rank].get("passes", {}) for rank in sorted(side.rows)]
     counts = [max(map(len, one.values()), default=0) for one in of_ranks]
@@ -356,13 +385,13 @@ def _of_passes(side: _Side, other: _Side, names: Iterable[str]) -> Why | None:
     fits = _fits(side, other, parts, held) if min(counts) else None
     if fits is None or max(fits[0][1], fits[1][1]) >= CLOSE:
         return None
-    factors, right = (one for one, _ in fits)
+    factors, of_other = (one for one, _ in fits)
     ends = [*accumulate(counts)]
     within = [
         one[end - count : end]
-        for one in (factors, right)
+        for one in (factors, of_other)
         for end, count in zip(ends, counts, strict=True)
     ]
     means = Cause.MEANS if all(map(_are_alike, within)) else Cause.MEANS_OF_PASSES
-    cause = of_factors(factors, right, (side.name, other.name), means)
+    cause = cause_in_factors(factors, of_other, (side.name, other.name), means)
     return replace(cause, same_samples=True) if cause else None

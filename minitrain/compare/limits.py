@@ -12,8 +12,8 @@ from minitrain.proof.tolerances import (
     STATE_FLOAT64,
 )
 
-# residuals of a fit: of float32 rounding; of rounding in a step of Adam; of a step of
-# SGD as a sum of gradients and weights
+# the largest residual of a close fit: by float32 rounding; by rounding in a step of
+# Adam; of a step of SGD as a sum of gradients and weights
 CLOSE, CLOSE_ADAPTIVE, LINEAR = 1e-3, 0.02, 1e-3
 # relative error of a gradient in 16 bits
 LOW_PRECISION = (2e-4, 2e-2)
@@ -26,10 +26,10 @@ SAME_RATE = 1e-6
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits for one dtype. ``gradients``: a share of the largest gradient; ``linear``:
-    of the distance that SGD moved a parameter; ``unit``: rounding of one operation.
-    ``coarse``: rounding to the next smaller dtype, with a margin; ``coarse_adaptive``:
-    its effect on a step of Adam.
+    """Limits of rounding for one dtype. ``gradients``: a share of the largest gradient;
+    ``linear``: of the distance that SGD moved a parameter; ``unit``: relative error
+    of one operation. ``coarse``: relative error of rounding to the next smaller dtype,
+    with a margin; ``coarse_adaptive``: its effect on a step of Adam.
     """
 
     gradients: float

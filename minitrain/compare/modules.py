@@ -21,9 +21,9 @@ class ModulesCompared:
 
     It is the ``place``-th of ``num`` calls and the ``call``-th of this module.
     ``share``: the distance of the outputs as a share of their size, infinity if one run
-    has none. ``within``: the innermost module around it with the same inputs, or "".
-    ``ranks``: the ranks that differ, empty for all. If ``share`` is within rounding,
-    "the same" means equal bits.
+    has none. ``same_inputs``: within rounding, or to the bit if ``share`` is within
+    rounding; ``same_weights``: to the bit. ``within``: the innermost module around it
+    with the same inputs, or "". ``ranks``: the ranks that differ, empty for all.
     """
 
     step: int
@@ -43,7 +43,7 @@ def compare_modules(
 ) -> ModulesCompared | None:
     """Return the first module that differs by more than rounding, up to the first step
     that is different, or else the first that differs in any bit; None if modules were
-    not recorded, or samples differ.
+    not recorded, or samples or world sizes differ.
     """
     marks = [step.mark for step in steps]
     last = next((marks.index(m) for m in "x?~" if m in marks), len(marks))

@@ -42,12 +42,13 @@ SAME: tuple[RecordingsVerdict, ...] = ("equal bits", "same computation within ro
 class RecordingsCompared:
     """The result of comparing two recordings.
 
-    ``first``: the first sure difference, or else the first that is not; ``doubt``: one
-    that is not sure, before ``first``. ``broken``: what is missing in a recording;
-    ``unseen``: values that were not recorded, so are not compared; ``asides``: expected
-    differences. ``alarms``: findings of the recorder's rules by side, ``severe`` the
-    ones that are no notes. ``resumed``: the alignment if one run resumes the other.
-    ``modules``: the first module that differs, if modules were recorded.
+    ``first``: the first sure difference (rounding cannot explain it), or else the first
+    that is not; ``doubt``: one that is not sure, before ``first``. ``broken``: what is
+    missing in a recording; ``unseen``: values that were not recorded, so are not
+    compared; ``asides``: expected differences. ``alarms``: findings of the recorder's
+    rules by side, ``severe``: the same without notes on what may be intended.
+    ``resumed``: the alignment if one run resumes the other. ``modules``: the first
+    module that differs, if modules were recorded.
     """
 
     verdict: RecordingsVerdict
@@ -74,11 +75,11 @@ class RecordingsCompared:
 def compare_recordings(
     a: Path, b: Path, twin: Path | None = None, start: int | None = None
 ) -> RecordingsCompared:
-    """Compare two recordings of any world sizes. ``twin``: a recording of ``a`` from a
-    perturbed start; ``start``: the step of ``a`` at which ``b`` starts.
-
-    Raises:
-        UserError: a recording cannot be read, or no step is in both.
+    """Compare two recordings of any world sizes. ``twin``: the run ``a`` recorded from
+    weights one rounding unit away, to separate rounding from a fault (``start`` is then
+    ignored); ``start``: the step of ``a`` from which ``b`` resumes, found if None.
+    Raises UserError if a recording cannot be read, no step is in both, several steps
+    fit a resume, or ``twin`` is no twin of ``a``.
     """
     ours, theirs = read_recording(a), read_recording(b)
     alarms = {"A": alarms_in(ours), "B": alarms_in(theirs)}

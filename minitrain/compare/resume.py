@@ -1,5 +1,5 @@
-"""Resumed runs: the step of the other run at which they start, and the parts of the
-state that were not restored there.
+"""Resumed runs: the step of the other run at which they start, and which components of
+the state were not restored there.
 """
 
 import math
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise, takewhile
 from operator import itemgetter
 
-from minitrain.compare.align import Rows, StepPair, keys_of, rows_at, samples
+from minitrain.compare.align import RowsByRank, StepPair, keys_of, rows_at, samples
 from minitrain.compare.difference import Cause, Difference, What, Why, why
 from minitrain.compare.gradient_causes import cause_in_own, drawn_otherwise
 from minitrain.compare.step_causes import at, buffers_unlike
@@ -22,8 +22,9 @@ Starts = Mapping[int, int]
 
 @dataclass(frozen=True)
 class Resumed:
-    """Two recordings, aligned: ``side`` starts at the steps ``starts`` of the other, by
-    optimizer. ``whole`` is the other recording with its earlier steps.
+    """Two recordings with aligned steps, of which one resumes the other: run ``side``
+    ("A" or "B") starts at the steps ``starts`` of the other, by optimizer. ``whole``:
+    the other recording with its earlier steps.
     """
 
     a: Recording
@@ -49,7 +50,7 @@ def resumed_in(a: Recording, b: Recording, start: int | None = None) -> Resumed 
     from 0. ``start`` is the step of ``a`` at which ``b`` starts, if it is known.
 
     Raises:
-        UserError: several steps fit, or none fits another optimizer.
+        UserError: several steps fit, or none fits one of several optimizers.
     """
     for side, late, straight in (("B", b, a), ("A", a, b)):
         if start is not None:
@@ -67,9 +68,10 @@ def resumed_in(a: Recording, b: Recording, start: int | None = None) -> Resumed 
 
 
 def near_in(a: Recording, b: Recording) -> tuple[str, int, int] | None:
-    """Return which recording may start between two recorded steps of the other, and the
-    two steps: its start is at neither, and near the way between them. Without one,
-    return which starts near a later step of the other, and twice the step.
+    """Return which run, "A" or "B", probably started from a checkpoint between two
+    recorded steps of the other, by the distance of their parameters, and these steps.
+    If none: the run that starts near a later step of the other, and (step, step); else
+    None.
     """
     nearest = None
     for side, late, straight in (("B", b, a), ("A", a, b)):
@@ -164,8 +166,9 @@ def _from(recording: Recording, start: Starts, by: Starts) -> Recording:
 
 
 def scale_unlike(place: StepPair) -> Difference | None:
-    """Return the difference in the ranks' own gradients, which a loss scaler has not
-    yet divided by its scale, if it is a factor; the gradients are equal.
+    """Return the difference in the loss scale, if any: the ranks' own gradients, which
+    a loss scaler has not yet divided by its scale, differ by a factor. Call it if the
+    gradients after unscaling agree.
     """
     own = cause_in_own(place) if place.same_size else None
     if own is None or own.cause != Cause.OWN_SCALED:
@@ -205,7 +208,7 @@ def cause_of(
     return first.why
 
 
-def _of_data(resumed: Resumed, late: Rows, is_start: bool) -> Why:
+def _of_data(resumed: Resumed, late: RowsByRank, is_start: bool) -> Why:
     read = samples(late)
     number = next(iter(late.values()))["optimizer"]
     keys = [key for key in keys_of(resumed.whole) if key[0] == number]

@@ -3,7 +3,8 @@ cause, and the verdict by the tolerances of the equivalence stage.
 
 A run records hashes at some steps, the loss of every step, the final state of every
 rank, and tensors of a few steps. Entries of only one run are differences too, except
-for the additional ranks of a larger world size.
+for the additional ranks of a larger world size. The verdict on one run, by its own
+checks, is in analysis/verdicts.py.
 """
 
 import csv
@@ -49,14 +50,15 @@ ROW = ("gradients", "parameters", "buffers")
 KINDS = ("before", "gradients", "after")
 # rounding is below this share of a loss, the mean over other samples above
 LOSS_SHARE = 1e-4
-# of the length of a step, and of its direction
+# relative errors of a step by rounding: of its length, and of its direction
 ROUNDING = CLOSE_ADAPTIVE, FLOAT32.coarse_adaptive
 
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """Recorded entries of a run. ``by_design``: the reason, if any, why its results
-    depend on the world size.
+    """Recorded entries of a run by kind, step and rank. ``by_design``: the reason, if
+    any, why its results depend on the world size; ``sampled``: tensors of a few steps,
+    by STEP/KIND/NAME.
     """
 
     entries: Entries
@@ -76,7 +78,7 @@ class RunsCompared:
     """The result of comparing runs A and B; the counts are for entries in both.
 
     ``first``: the first difference in recorded bits; ``losses``: pairs that differ, by
-    step; ``states``: final states by file. ``rungs``: comparisons within tolerances;
+    step; ``states``: final states by file. ``rungs``: results of the tolerance checks;
     ``is_coarse``: rounding to 16 bits may explain the gradients; ``by_design``: the
     results depend on the world size. ``unlike_ranks``: by side, a rank that is not
     complete or differs from rank 0; ``other_tensors``: other names, shapes or dtypes.
@@ -103,7 +105,9 @@ class RunsCompared:
 
     @property
     def loss_gap(self) -> float:
-        """Return the largest distance of two losses, as a share of their size."""
+        """Return the largest relative distance of two losses of one step; 0 if all are
+        equal, infinity with a NaN.
+        """
         pairs = [(float(ours), float(theirs)) for ours, theirs in self.losses.values()]
         shares = [abs(x - y) / (max(abs(x), abs(y)) or 1.0) for x, y in pairs]
         # NaN has no distance to anything
@@ -148,7 +152,7 @@ class RunsCompared:
 
 
 def is_run(path: Path) -> bool:
-    """Return whether ``path`` is the folder of a training run."""
+    """Return whether ``path`` is the folder of a training run, by its hashes."""
     return (path / HASHES).is_file()
 
 
@@ -244,7 +248,7 @@ def _explain(
     what: What,
     ranks: list[int],
 ) -> Why:
-    # from the sampled tensors of step 0, of rank 0
+    # the cause is found in the tensors that rank 0 stored at step 0
     if designed or step != 0 or not (a.sampled and b.sampled):
         return designed or UNKNOWN
     ours, theirs = (_step(run.sampled) for run in (a, b))

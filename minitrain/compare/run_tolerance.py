@@ -2,7 +2,7 @@
 
 Runs of other world sizes or strategies sum in another order, so their bits differ. The
 gradients of step 0, the state after the third step and the final state must be within
-the quick limits of the rungs against one process (minitrain/proof/tolerances.py); no
+the quick limits of the checks against one process (minitrain/proof/tolerances.py); no
 perturbed run measures how far rounding goes beyond. Since these limits are wide for
 AdamW, the first two steps are also checked against their own gradients.
 """
@@ -33,7 +33,8 @@ from minitrain.recording.sketches import combination
 Tensors = Mapping[str, Tensor]
 GRADIENTS, FIRST_STEPS = "gradients of step 0", "first two steps"
 EARLY, FINAL = "state after step 2", "final state"
-# of AdamW's state at a rate of 3e-4: the default of equivalence.atol
+# absolute tolerance of AdamW's state at a learning rate of 3e-4: the default of
+# equivalence.atol
 ATOL = 1e-5
 
 
@@ -41,11 +42,11 @@ def rungs_between(
     a: Tensors, b: Tensors, final: tuple[Tensors, Tensors], first: int = 0
 ) -> dict[str, Rung]:
     """Compare the sampled tensors (by STEP/KIND/NAME) and ``final`` states of two runs,
-    in the order of the run, up to the first breach. ``first`` is the step from which
-    gradients differ.
+    in the order of the run, up to the first breach (a failed check). ``first`` is the
+    step from which gradients differ.
 
     Returns:
-        Rungs by name; none if a run has no step 0.
+        Rungs (results of checks) by name; empty if a run has no step 0.
     """
     begin, theirs = sampled_at("0/before/", b), sampled_at("0/after/", b)
     found: dict[str, Rung] = {}
@@ -71,7 +72,7 @@ def rungs_between(
 
 def is_coarse(a: Tensors, b: Tensors, step: int = 0) -> bool:
     """Return whether rounding to 16 bits may explain the distance of the gradients of
-    ``step``.
+    ``step``; False if their numbers of elements differ.
     """
     x, y = (flat(sampled_at(f"{step}/gradients/", one)).double() for one in (a, b))
     return len(x) == len(y) and bool((x - y).norm() <= FLOAT32.coarse * y.norm())

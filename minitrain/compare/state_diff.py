@@ -38,8 +38,9 @@ class Comparison:
     ``values``: other entries that differ. The largest distances exclude the tensors
     ``without_distance``, which contain a NaN. ``aliases``: second names of tied
     weights, in one state only; no difference. ``nan``: the number of NaNs with equal
-    bits, by tensor. ``said``: changes of names. ``num_parts``: DTensors of which the
-    shard of one rank is compared. ``objects``: Python objects, which are not compared.
+    bits, by tensor. ``said``: lines on names that were changed for the comparison.
+    ``num_parts``: DTensors of which the shard of one rank is compared. ``objects``:
+    Python objects, which are not compared.
     """
 
     equal: bool = True
@@ -65,7 +66,9 @@ class Comparison:
 
 
 def compare_states(a: State, b: State) -> Comparison:
-    """Compare bit by bit, in the order of A, holding one pair of tensors in memory."""
+    """Compare two states bit by bit, in the order of A, after aligning their names
+    (:func:`align`); one pair of tensors is in memory at a time.
+    """
     objects = sorted({*a.objects.items()} | {*b.objects.items()})
     aligned = align(a, b)
     a, b = aligned.a, aligned.b
@@ -145,7 +148,7 @@ def _aliases(state: State, names: list[str], both: list[str]) -> dict[str, str]:
 def _place(state: State, name: str) -> tuple[object, ...]:
     tensors = state.tensors
     if isinstance(tensors, OnDisk) and not tensors.is_held(name):
-        # read on each lookup, so its address tells nothing
+        # read on each lookup, so its address does not show a tie
         return (name,)
     tensor = tensors[name]
     if not tensor.numel():
@@ -155,7 +158,7 @@ def _place(state: State, name: str) -> tuple[object, ...]:
 
 def _same_value(a: object, b: object) -> bool:
     if isinstance(a, float) and isinstance(b, float):
-        # equal NaNs are equal, and 0.0 differs from -0.0
+        # NaNs with the same bits are equal, and 0.0 differs from -0.0
         return struct.pack("d", a) == struct.pack("d", b)
     return type(a) is type(b) and a == b
 
@@ -193,8 +196,8 @@ def _hex(element: Tensor) -> str:
 
 @dataclass
 class FoldersCompared:
-    """The result of comparing two folders. ``states`` by path in the folder; ``files``
-    that are no readable state: whether their bytes are equal.
+    """The result of comparing two folders. ``states``: by path in the folder;
+    ``files``: for files that are no readable state, whether their bytes are equal.
     """
 
     states: dict[str, Comparison] = field(default_factory=dict)
@@ -211,11 +214,13 @@ class FoldersCompared:
 
 
 def compare_folders(a: Path, b: Path, prefix: str = "") -> FoldersCompared:
-    """Compare states and files of the same path; if each folder has one state of
-    several files, also if their names differ. See :func:`read_state` for ``prefix``.
+    """Compare the states and other files that have the same path in both folders. The
+    name may differ if each folder has one state of several files. ``prefix`` is removed
+    from names of entries (:func:`read_state`).
 
     Raises:
-        UserError: the folders have no state in common.
+        UserError: the folders have no state in common, or one of several files cannot
+            be read.
     """
     parts = [dict(_parts(folder, folder)) for folder in (a, b)]
     ours, theirs = ({*found} for found in parts)
@@ -243,7 +248,9 @@ def compare_folders(a: Path, b: Path, prefix: str = "") -> FoldersCompared:
 
 
 def beside(state: Path) -> list[str]:
-    """Return the other files in the folder of a state."""
+    """Return the files in the folder ``state`` that do not belong to the state in it;
+    empty if ``state`` is no folder of one state.
+    """
     if not (state.is_dir() and is_state(state)):
         return []
     return [name for name, is_large in _parts(state, state) if not is_large]

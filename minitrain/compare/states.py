@@ -37,8 +37,8 @@ PLAIN = "without the words of wrappers in names"
 class OnDisk(Mapping[str, Tensor]):
     """Tensors by name, each read when it is looked up.
 
-    Raises:
-        UserError: the tensor is sparse, quantized, nested or on the meta device.
+    A lookup raises UserError for a tensor that is sparse, quantized, nested or on the
+    meta device.
     """
 
     def __init__(self, source: Path, stored: Mapping[str, Tensor | Unread]) -> None:
@@ -64,7 +64,7 @@ class OnDisk(Mapping[str, Tensor]):
         return len(self._stored)
 
     def is_held(self, name: str) -> bool:
-        """Return whether the tensor keeps its place in memory between lookups."""
+        """Return whether the tensor is in memory, at one address for all lookups."""
         return not isinstance(self._stored[name], Unread)
 
     def renamed(self, names: Mapping[str, str]) -> "OnDisk":
@@ -133,8 +133,9 @@ def read_state(path: Path, prefix: str = "") -> State:
 
 @dataclass(frozen=True)
 class Aligned:
-    """Two states with the same names; ``said`` lists the changes that this took.
-    ``left`` are entries of A and of B outside of the model that was found inside.
+    """Two states with matching names; ``said`` are lines on the changes of names.
+    ``left``: if a model was found inside a checkpoint, the names of the entries outside
+    of it, in A and in B.
     """
 
     a: State
@@ -144,9 +145,11 @@ class Aligned:
 
 
 def align(a: State, b: State) -> Aligned:
-    """Align names of optimizer entries, where one state has numbers for parameters;
-    and if no tensor has the same name in both, remove the words of wrappers, then
-    search for the model inside a checkpoint. Names stay if there are several ways.
+    """Return both states with names changed so that they match.
+
+    Optimizer entries get names if one state has numbers for parameters. If then no
+    tensor has the same name in both, remove what wrappers (DDP, ...) add to names, then
+    search for the model inside a checkpoint; names stay if its place is ambiguous.
     """
     named = _named(a, b), _named(b, a)
     said = [] if named[0] is a and named[1] is b else [NAMED]

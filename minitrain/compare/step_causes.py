@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from minitrain.compare.align import Pair, Rows, StepPair, ratio, samples
+from minitrain.compare.align import Pair, RowsByRank, StepPair, ratio, samples
 from minitrain.compare.difference import UNKNOWN, Cause, Difference, What, Why, why
 from minitrain.compare.distances import Distance
 from minitrain.compare.gradient_causes import (
@@ -32,14 +32,14 @@ UNITS = 64
 
 
 def at(place: StepPair, what: What, cause: Why, much: str, **more: Any) -> Difference:
-    """Return a difference at ``place``."""
+    """Return a Difference in ``what`` at the step of ``place``; ``more``: fields."""
     more |= {"optimizer": place.optimizer, "end": place.end}
     return Difference(place.step, what, cause, much, **more)
 
 
 def cause_in_data(place: StepPair, before: StepPair | None) -> Why:
     """Return why the samples of a step differ; ``before`` is the recorded step before
-    (None: there is none).
+    (None: there is none). (For runs: diagnosis.cause_in_data.)
     """
     a, b = samples(place.a), samples(place.b)
     inputs = [samples(rows, "unlabelled") for rows in (place.a, place.b)]
@@ -62,7 +62,7 @@ def cause_in_data(place: StepPair, before: StepPair | None) -> Why:
 
 
 def rates_unlike(place: StepPair) -> Difference | None:
-    """Return the difference in learning rates, if any."""
+    """Return the difference in learning rates, if it is more than float32 rounding."""
     unlike = [(x, y) for x, y in place.pairs if not _same_rates(place.a[x], place.b[y])]
     if not unlike:
         return None
@@ -89,7 +89,9 @@ def _same_rates(a: Row, b: Row) -> bool:
 
 
 def settings_unlike(place: StepPair) -> Difference | None:
-    """Return the first parameter for which the optimizer has other settings, if any."""
+    """Return the difference for the first parameter for which the optimizer has other
+    settings (weight decay, betas), if any.
+    """
     found: dict[tuple[str, str], list[Pair]] = {}
     for x, y in place.pairs:
         a, b = settings_of(place.a[x]), settings_of(place.b[y])
@@ -118,8 +120,8 @@ def drift_of(
     place: StepPair, before: StepPair | None, found: Distance
 ) -> tuple[Why | None, float]:
     """Return why the parameters drift apart, if it is a pattern that rounding does not
-    make (steps of another length, another weight decay), and the distance that the last
-    steps add, as a share of their length.
+    make (steps of another length, another weight decay), else None; and the distance
+    that the steps since ``before`` add, as a share of their length.
     """
     if before is None:
         names = common(*(row["parameters"] for row in place.first))
@@ -161,7 +163,8 @@ def _of_decay(
 
 def still_in_one(place: StepPair) -> tuple[str, str, list[Pair]] | None:
     """Return the first tensor that is updated in A or B only, the side on which it is
-    not, and the ranks, if both have a gradient for it that is more than noise.
+    not, and the pairs of ranks, if both have a gradient for it that is more than noise;
+    else None.
 
     Limits are wide for a small tensor, since under Adam rounding alone may carry it
     far; but rounding does not stop it, if the step is long enough.
@@ -194,11 +197,13 @@ def _must_move(place: StepPair, row: Row, name: str) -> bool:
 
 
 def state_unlike(place: StepPair) -> Difference | None:
-    """Return the first parameter whose optimizer state has other bits, if any."""
+    """Return the difference for the first parameter whose optimizer state has other
+    bits, if any; a sharded state is compared shard by shard.
+    """
     of_a, of_b = (state_held(rows) for rows in (place.a, place.b))
     for name in {**of_a, **of_b}:
         a, b = of_a.get(name, {}), of_b.get(name, {})
-        # a state that is divided over the ranks is compared shard by shard
+        # if no rank holds it in both runs, compare the first ranks that hold it
         pairs = [(rank, rank) for rank in a if rank in b]
         pairs = pairs or [(min(a, default=0), min(b, default=0))]
         unlike = [(y, y) for x, y in pairs if a.get(x) != b.get(y)]
@@ -210,8 +215,8 @@ def state_unlike(place: StepPair) -> Difference | None:
     return None
 
 
-def state_held(rows: Rows) -> dict[str, dict[int, str]]:
-    """Return hashes of the optimizer's state by parameter and rank."""
+def state_held(rows: RowsByRank) -> dict[str, dict[int, str]]:
+    """Return hashes of the optimizer's state (momentum, ...) by parameter and rank."""
     found: dict[str, dict[int, str]] = {}
     for rank, row in rows.items():
         for name, digest in row["moments"].items():
@@ -220,8 +225,8 @@ def state_held(rows: Rows) -> dict[str, dict[int, str]]:
 
 
 def also_unlike(place: StepPair) -> Difference | None:
-    """Return the first tensor with other bits of the modules that are recorded with
-    ``also=``, if any.
+    """Return the difference for the first tensor with other bits in the modules that
+    are recorded with ``also=``, if any.
     """
     for x, y in place.pairs:
         a, b = (row.get("also", {}) for row in (place.a[x], place.b[y]))
@@ -232,9 +237,9 @@ def also_unlike(place: StepPair) -> Difference | None:
 
 
 def buffers_unlike(place: StepPair, exact: bool) -> Difference | None:
-    """Return the buffer that is farthest apart, if any: by any bit if everything before
-    is ``exact``, else by more than rounding to 16 bits, and then it is sure only if the
-    buffer is finite in one run only.
+    """Return the difference for the buffer that is farthest apart, if any: by any bit
+    if all before it is ``exact`` (equal bits), else by more than rounding to 16 bits,
+    and then it is sure only if the buffer is finite in one run only.
     """
     far: dict[str, dict[int, float]] = {}
     for rank, _ in place.pairs:
@@ -262,8 +267,8 @@ def buffers_unlike(place: StepPair, exact: bool) -> Difference | None:
 
 
 def share_apart(a: Row | None, b: Row | None) -> float:
-    """Return the distance of two fingerprints as a share of the larger; 0 for equal
-    bits only, infinity if there is no distance.
+    """Return the distance of two fingerprints of a tensor, as a share of the larger
+    norm; 0 for equal bits only, infinity if one is None, not finite or of integers.
     """
     if a and b and a["hash"] == b["hash"]:
         return 0.0
@@ -278,7 +283,9 @@ def share_apart(a: Row | None, b: Row | None) -> float:
 
 
 def rest_is_equal(place: StepPair) -> bool:
-    """Return whether everything but gradients and parameters is equal."""
+    """Return whether samples and learning rates are equal, and at equal world sizes
+    also the optimizer's state and buffers.
+    """
     if samples(place.a) != samples(place.b):
         return False
     # each rank may hold its own shard of the optimizer's state
