@@ -1,4 +1,7 @@
-"""Rungs that require equal bits, since both sides sum in the same order."""
+"""Checks that require equal bits, since both sides sum in the same order.
+
+A rung is the result of one check, a breach a check that failed.
+"""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -19,7 +22,7 @@ from minitrain.proof.ulp import distance
 
 @dataclass(frozen=True)
 class Rung:
-    """Result of one comparison.
+    """Result of one check of a run.
 
     ``detail`` names the difference, or the reason why it was not run. ``bytes_equal``,
     ``max_ulp`` (units in the last place) and ``max_abs_diff`` are None if not compared.
@@ -33,7 +36,7 @@ class Rung:
 
 
 def rung_of(entry: Mapping[str, Any]) -> Rung:
-    """Return the rung of a JSON entry; raise ValueError for an unknown verdict."""
+    """Convert a JSON entry to a rung. Raises ValueError for an unknown verdict."""
     return Rung(**{**entry, "verdict": CheckVerdict(entry["verdict"])})
 
 
@@ -45,17 +48,17 @@ SAME = Rung(True, None, None, CheckVerdict.EQUAL, "")
 
 
 def without_bits(verdict: CheckVerdict, detail: str) -> Rung:
-    """Return a rung that compares no bits and measures no distance."""
+    """Return the rung of a check that compares no bits and measures no distance."""
     return Rung(None, None, None, verdict, detail)
 
 
 def not_run(why: str) -> Rung:
-    """Return a rung that does not apply here, with the reason."""
+    """Return the rung of a check that does not apply, with the reason."""
     return without_bits(CheckVerdict.NOT_RUN, why)
 
 
 def ranks_rung(states: Sequence[Tensors]) -> Rung:
-    """Require that the final states of all ranks have equal bits."""
+    """Require that all ranks' final states have equal bits; not run for one rank."""
     if len(states) < 2:
         return not_run(ALONE)
     for rank, state in enumerate(states[1:], start=1):
@@ -80,9 +83,9 @@ def bits_rung(a: Tensors, b: Tensors) -> Rung:
 def hashes_rung(
     run: Rows, other: Rows, what: What, world_size: int | None = None
 ) -> Rung:
-    """Require that all ranks recorded the hashes of ``other``; a breach names the
-    first step and tensor that differ. If ``world_size`` is given, each of its ranks
-    must have recorded some.
+    """Require that the hashes of ``what`` are equal in two runs, at every step and
+    rank. A breach names the first that differs. If ``world_size`` is given, each of
+    its ranks must have recorded some. Not run for buffers if there are none.
     """
     ours, theirs = hashes_of(run), hashes_of(other)
     # a rank without rows would agree with a replay without them
@@ -101,7 +104,7 @@ def hashes_rung(
 
 
 def losses_rung(run: Sequence[float], other: Sequence[float]) -> Rung:
-    """Require that the reduced losses of all steps have equal bits."""
+    """Require that the mean losses of all steps have equal bits."""
     if len(run) != len(other) or not run:
         return _breach(f"{len(run)} steps against {len(other)}")
     for step, (ours, theirs) in enumerate(zip(run, other, strict=True)):
@@ -112,7 +115,9 @@ def losses_rung(run: Sequence[float], other: Sequence[float]) -> Rung:
 
 
 def unwatched_rung(run: Rows) -> Rung:
-    """Compare the gradients of step 0 with DDP's without our hook: equal bits."""
+    """Require that minitrain's hook changed no bit of DDP's gradients at step 0. Not
+    run if the run did not record gradients without the hook.
+    """
     bare = {row["rank"]: row["gradients"] for row in of_kind(run, "unwatched")}
     if not bare:
         return not_run("without its hook this is a different strategy")
@@ -127,7 +132,7 @@ def unwatched_rung(run: Rows) -> Rung:
 
 
 def precision_rung(run: Rows, replay: Rows) -> Rung:
-    """Require the replay's state of the loss scaler at every recorded step."""
+    """Require the loss scaler's state of the replay at every recorded step and rank."""
     wanted = {row["step"]: row.get("precision") for row in of_kind(replay, "tensors")}
     rows = of_kind(run, "tensors")
     for row in rows:
@@ -154,7 +159,7 @@ def data_rung(run: Rows, other: Rows) -> Rung:
 
 
 def trained_rung(run: Rows) -> Rung:
-    """Require that parameters changed between the first and the last recorded step."""
+    """Require that a parameter changed between the first and the last recorded step."""
     tensors = of_kind(run, "tensors")
     if not tensors:
         return without_bits(CheckVerdict.BREACH, "nothing was recorded")
@@ -170,7 +175,7 @@ def trained_rung(run: Rows) -> Rung:
 
 
 def reduced_once_rung(run: Rows) -> Rung:
-    """Require that every trained parameter is in exactly one bucket of a step."""
+    """Require that every trained parameter is in exactly one bucket of each layout."""
     layouts = of_kind(run, "buckets")
     trained = {n for row in of_kind(run, "tensors") for n in row["gradients"]}
     if not layouts:

@@ -1,4 +1,4 @@
-"""Evidence on a run, its replay or one process: the input of a ladder.
+"""Evidence on a run, its replay or one process: the input of its checks (the ladder).
 
 The first difference between the hashes of two runs is found here too. The replay stage
 imports this file, so it must not import verdicts.
@@ -23,10 +23,10 @@ IN_ORDER: tuple[What, ...] = ("gradients", "parameters", "buffers")
 
 @dataclass(frozen=True)
 class Evidence:
-    """Hash ``rows``, the loss of every step, the final state of every rank, ``sampled``
-    tensors by STEP/KIND/NAME, the initial state, each rank's ``values`` of a step that
-    was kept, and ``results`` if in memory. The ``unit`` of a perturbed run is one ULP
-    of 1.0 in its coarsest type.
+    """Data on one run: ``rows`` of hashes, the loss of every step, the final state of
+    every rank, ``sampled`` tensors by STEP/KIND/NAME, the initial state ``start``, each
+    rank's ``values`` of a step that was kept, and ``results`` if in memory. ``unit`` is
+    one ULP of 1.0 in the coarsest type of a perturbed run, else 0.
     """
 
     rows: Rows
@@ -45,12 +45,12 @@ class Evidence:
 
     @property
     def gradients(self) -> Tensors:
-        """Synchronized gradients of step 0, before the optimizer."""
+        """Synchronized gradients of step 0; empty if they were not sampled."""
         return self._of("0/gradients/")
 
     @property
     def early(self) -> Tensors:
-        """State after the third step; empty if there were fewer."""
+        """State after the third step; empty if there were fewer steps."""
         return self._of("early/state/")
 
     def _of(self, prefix: str) -> Tensors:
@@ -61,7 +61,7 @@ class Evidence:
 def evidence_of(
     results: Sequence[TrainResult], states: Sequence[Tensors], **more: Any
 ) -> Evidence:
-    """Collect the evidence on a run in memory from the results of its ranks."""
+    """Collect the evidence on a run in memory, with ``more`` fields, from its ranks."""
     return Evidence(
         rows=rows_of(results),
         losses=mean_losses(results),
@@ -75,8 +75,9 @@ def evidence_of(
 def read_evidence(
     folder: Path, states: Sequence[Path], *, sampled: bool = True, **more: Any
 ) -> Evidence:
-    """Read the evidence on a run from ``folder`` and its ``states``, a file per rank.
-    Set ``sampled`` to False for a replay; ``more`` are further fields. Raises OSError
+    """Load the evidence on a run from the files in ``folder`` and ``states``, the paths
+    of the final state of each rank. ``sampled``: also load sampled.pt (False for a
+    replay, which has none); ``more``: other fields of :class:`Evidence`. Raises OSError
     for a missing file and UserError for a damaged one.
     """
     return Evidence(
@@ -90,7 +91,7 @@ def read_evidence(
 
 @dataclass(frozen=True)
 class Difference:
-    """The first tensor that differs, and the ranks with the difference."""
+    """The first tensor whose hash differs between two runs, and on which ranks."""
 
     step: int
     what: What
@@ -99,19 +100,20 @@ class Difference:
 
 
 def of_kind(rows: Rows, kind: str) -> list[Mapping[str, Any]]:
-    """Return the rows of a ``kind``."""
+    """Return the rows whose kind is ``kind``, in their order."""
     return [row for row in rows if row["kind"] == kind]
 
 
 def hashes_of(rows: Rows) -> dict[tuple[int, int], Mapping[str, Any]]:
-    """Return the rows with hashes of tensors, by step and rank."""
+    """Return the rows with hashes of tensors, by (step, rank)."""
     return {(row["step"], row["rank"]): row for row in of_kind(rows, "tensors")}
 
 
 def first_difference(
     run: Rows, other: Rows, whats: Sequence[What] = IN_ORDER
 ) -> Difference | None:
-    """Find the first hash that differs or is present in only one of the runs.
+    """Find the first hash that differs or is present in only one of the runs, at the
+    steps of ``run``; None if there is none.
 
     The order is by step, then by ``whats``, rank, and name as recorded.
     """

@@ -25,8 +25,8 @@ STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 @dataclass(frozen=True)
 class Forward:
-    """Reason ``why`` one process with the whole batch differs by design, or None, and
-    the names of the buffers that forward passes have ``changed``.
+    """Forward pass of a run: the reason ``why`` one process with the whole batch
+    differs by design (None if it does not), and names of buffers that it ``changed``.
     """
 
     why: str | None
@@ -44,8 +44,8 @@ class Forward:
 
 
 def forward_of(run: Rows, config: RunConfig) -> Forward:
-    """Describe the forward pass by the rows of ``run``. The model of ``config`` shows
-    which of the changed buffers belong to batch norm; rows do not record it.
+    """Determine random numbers and changed buffers from the rows of ``run``. The model
+    of ``config`` shows which buffers belong to batch norm; rows do not record it.
     """
     changed, statistics = _changed_buffers(run, config)
     why = NORMALIZES if {*changed} & statistics else None
@@ -55,7 +55,7 @@ def forward_of(run: Rows, config: RunConfig) -> Forward:
 
 
 def collectives_of(run: Rows) -> list[str]:
-    """Return the names of the collectives called in the forward pass."""
+    """Return the sorted names of the collectives called in the forward pass, if any."""
     rows = of_kind(run, "collectives")
     return sorted({name for row in rows for name in row["names"]})
 

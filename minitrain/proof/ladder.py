@@ -1,6 +1,7 @@
-"""The ladder: all rungs of a run, from the evidence on it and on other runs.
+"""The ladder: the results of all checks of a run (rungs), by name.
 
-It has two steps: the pipeline collects evidence on each run, then compares runs.
+:func:`own_rungs` needs one run and its replay; :func:`ladder` adds the comparison with
+other runs. The pipeline calls them in two stages.
 """
 
 from collections.abc import Iterable, Mapping
@@ -62,7 +63,8 @@ def own_rungs(
     replay: Evidence | None,
     witness: Mapping[str, Mapping[str, Any]],
 ) -> Rungs:
-    """Collect the rungs of ``run`` by name, ordered so that causes precede effects.
+    """Check ``run`` without other runs than its ``replay``, and return rungs by name,
+    causes before effects. ``witness`` are the results of the witness, as dictionaries.
 
     Without a ``replay`` (a GPU, whose kernels sum in an unknown order) its rungs are
     not run; neither are rungs that the strategy does not promise.
@@ -110,9 +112,10 @@ def ladder(
     atol: float,
     more: Mapping[str, Rung] | None = None,
 ) -> Rungs:
-    """Collect all rungs of ``run``: its ``own``, the comparison with ``one`` process
-    (or the reason why there is none), and ``more``. The perturbed run ``twin`` is
-    trained only if quick limits, of which ``atol`` is one, are exceeded.
+    """Return all rungs of ``run`` by name: ``own`` (of :func:`own_rungs`), the
+    comparison with ``one``, the run of one process (or the reason why there is none),
+    and ``more``. ``twin`` trains the perturbed run; it is called only if quick limits,
+    of which ``atol`` is one, are exceeded.
     """
     if isinstance(one, str):
         names = ("one_process", "one_process_data", *COMPARABLE[:2])
@@ -163,9 +166,9 @@ def _bucket_sizes(run: Evidence) -> set[int]:
 def reference_rung(
     strategy: type[Strategy], num_shards: int, sizes: Iterable[int], dtype: torch.dtype
 ) -> Rung:
-    """Compare the reference of a strategy, which a replay uses, with a float64 sum of
-    random gradients, for buckets of ``sizes`` elements and several placements of ranks
-    on hosts. A replay alone misses a rank dropped by both strategy and reference.
+    """Compare ``reference`` of a strategy, the sum that a replay uses, with a float64
+    sum of random gradients, for buckets of ``sizes`` elements and several placements of
+    ranks on hosts. A replay alone misses a rank dropped by both strategy and reference.
 
     Adding n numbers rounds at most n times, each time by at most half a unit in the
     last place of the sum of absolute values so far (Higham, Accuracy and Stability of
@@ -196,8 +199,8 @@ def reference_rung(
 
 
 def possible_hosts(strategy: type[Strategy], num_shards: int) -> list[Hosts]:
-    """Return placements of the ranks: on one host, on two and three of unequal size,
-    and one rank per host; only the first if placement makes no difference.
+    """Return placements of ranks, each as a list of ranks per host: on one host, on two
+    and on three, and one rank per host; only the first if placement changes no bits.
     """
     ranks = range(num_shards)
     counts = {1, 2, 3, num_shards} if strategy.guarantees.adds_in == "hosts" else {1}

@@ -41,10 +41,10 @@ def replay(
 
     Only the buckets, and the ranks of each host for strategies that first reduce within
     hosts, come from the run; without rows, all parameters are in one bucket. Equal bits
-    require its number of threads. ``show`` names a progress bar; ``keep`` is a step
-    whose values are kept, ``sampled`` those whose tensors are. The evidence has a
-    result per shard; the first holds the rows of all. Raises EvidenceError for rows
-    that contradict each other.
+    require its number of threads. ``show`` names a progress bar (empty: none). ``keep``
+    and ``sampled`` are steps whose tensors are kept, as in :class:`StepRecord`. The
+    evidence has a result per shard; the first holds the rows of all. Raises
+    EvidenceError for rows that contradict each other.
     """
     count, guarantees = config.num_shards(world_size), config.sync.guarantees
     streams = start_streams(config, count)
@@ -106,7 +106,9 @@ def hosts_of_run(rows: Rows, world_size: int) -> Hosts:
 
 
 def reduction_of(strategy: type[Strategy], hosts: Hosts) -> Reduction:
-    """Return the function that reduces a bucket of all shards, in the right order."""
+    """Return the function that sums a bucket over all shards, in the strategy's order:
+    from a tensor (n,) per shard to one (n,).
+    """
     reference: Any = strategy.reference
     by_host = strategy.guarantees.adds_in == "hosts"
     return partial(reference, hosts=hosts) if by_host else reference
@@ -120,7 +122,8 @@ def _compute(
     precision: Precision,
     result: TrainResult,
 ) -> None:
-    # accumulates the gradients of one shard over its micro-batches, in order
+    # accumulates the gradients of one shard over its micro-batches, in order, and adds
+    # losses and digests to ``result``
     model.zero_grad()
     micro_batches, losses = batches.micro_batches(step), []
     for micro_batch in micro_batches:

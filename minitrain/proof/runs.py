@@ -34,8 +34,9 @@ ONE_PROCESS = "gloo-1"
 def run_one_process(
     config: RunConfig, most_steps: int | None = None, *, show: str = ""
 ) -> Evidence:
-    """Train in this process on whole batches, for ``most_steps`` at most; ``show``
-    names a progress bar. Raises UserError for a loss that is not finite.
+    """Train the reference run in this process, on whole batches, for ``most_steps`` at
+    most (None: all). ``show`` names a progress bar. Raises UserError for a loss that is
+    not finite.
     """
     steps = min(config.steps, most_steps or config.steps)
     alone = whole_batches(replace(config, steps=steps))
@@ -47,8 +48,8 @@ def run_one_process(
 def run_twin(
     config: RunConfig, most_steps: int | None = None, *, show: str = ""
 ) -> Evidence:
-    """Train the perturbed run: the same from a start one ULP (unit in the last place)
-    away, in the coarsest type of the forward pass.
+    """Train the perturbed run: the reference run from initial weights one ULP (unit in
+    the last place) away, in the coarsest type of the forward pass.
     """
     coarsest = _coarsest_float(config)
     nudged = replace(config, factory=partial(_nudged, config.factory, coarsest))
@@ -117,12 +118,12 @@ def is_one_process(run: str, params: Params) -> bool:
 def ladders(
     params: Params, config: RunConfig, evidence: Path
 ) -> Iterator[tuple[str, Rungs]]:
-    """Yield the name and the complete ladder of every run.
+    """Yield the name and the results of all checks (the ladder) of every run.
 
     Args:
-        params: Which runs there are.
-        config: The run of one process; it is trained here unless ``gloo-1`` is that.
-        evidence: The folder of the verify stage.
+        params: Parameters, which list the runs.
+        config: The reference run; it is trained here unless the run ``gloo-1`` is it.
+        evidence: Folder of the verify stage.
 
     Raises:
         OSError: A run has no evidence.
@@ -149,8 +150,8 @@ def ladders(
 def across_world_sizes(
     run: str, params: Params, config: RunConfig, evidence: Path
 ) -> Rungs:
-    """Compare the final states of ``run`` and of the gloo run with the fewest
-    processes; only ``invariant`` promises equal bits.
+    """Require equal bits in the final states of ``run`` and of the gloo run with the
+    fewest processes. Empty unless the strategy promises them, as ``invariant`` does.
     """
     if not config.sync.guarantees.logical_shards:
         return {}

@@ -1,8 +1,8 @@
-"""Rungs that compare a run with one process on whole batches, within tolerances.
+"""Checks that compare a run with one process on whole batches, within tolerances.
 
-Sums have different shapes there, so bits differ. Beyond a quick limit, a perturbed run
-(the twin), which starts one unit in the last place away, shows how far rounding alone
-carries each tensor (docs/verdicts.md).
+Sums are grouped differently there, so bits differ. Beyond a quick limit, a perturbed
+run (the twin), which starts one unit in the last place away, shows how far rounding
+alone carries each tensor (docs/verdicts.md).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -41,8 +41,10 @@ EARLY = 3
 def one_process_rungs(
     run: Evidence, one: Evidence, train: RunConfig, atol: float, twin: Twin
 ) -> dict[str, Rung]:
-    """Compare ``run`` with ``one`` process, in rungs by name. If the forward pass draws
-    random numbers or normalizes by its batch, only data and loss are compared.
+    """Compare ``run`` with ``one``, the run of one process, and return rungs (results)
+    by name. If the forward pass draws random numbers or normalizes by its batch, only
+    data and loss are compared. ``atol`` is a limit for :func:`state_limits`, and
+    ``twin`` trains the perturbed run when a limit is exceeded.
     """
     forward = forward_of(run.rows, train)
 
@@ -92,7 +94,9 @@ def _noted(rung: Rung, note: str) -> Rung:
 
 @dataclass(frozen=True)
 class Limits:
-    """Quick limits by tensor: for every element, and for 99.9 % of all elements."""
+    """Quick limits of absolute differences by tensor: for every element, and for 99.9 %
+    of all elements (``common``; None if there is no such limit).
+    """
 
     every: Mapping[str, float]
     common: Mapping[str, float] | None = None
@@ -110,7 +114,7 @@ def gradient_limits(one: Tensors) -> Limits:
 def state_limits(one: Tensors, start: Tensors, train: RunConfig, atol: float) -> Limits:
     """Return the limits of a state. SGD: 1e-4 of the distance of the tensor from its
     ``start``. AdamW: the learning rate, and ``atol`` times rate / 3e-4 for 99.9 % of
-    the elements. Both add ``UNITS`` of the values. All-float64 models: 1e-11.
+    the elements. Both add ``UNITS`` ULP of the values. All-float64 models: 1e-11.
     """
     if _all_float64(one):
         return Limits(dict.fromkeys(one, STATE_FLOAT64))
@@ -132,9 +136,10 @@ def close_rung(
     unit: Callable[[], float] = lambda: 0.0,
     explained: CheckVerdict = CheckVerdict.WITHIN,
 ) -> Rung:
-    """Require that ``run`` is within the quick limits of ``one``. Otherwise each tensor
-    must be within ten times the distance of the ``twin``, or ``UNITS`` times ``unit``
-    of its largest element (both computed on demand); the verdict is ``explained``.
+    """Require that ``run`` differs from ``one`` by at most the quick limits. Beyond
+    them the verdict is ``explained`` if each tensor is within ten times the distance of
+    the perturbed run ``twin``, or ``UNITS`` times ``unit`` of its largest element (both
+    computed on demand), else a breach.
     """
     apart = distance(run, one)
     if apart.max_abs_diff is None or first_nan(run):
@@ -178,8 +183,8 @@ def _by_twin(
 
 
 def loss_rung(losses: Sequence[float], one_process: Sequence[float]) -> Rung:
-    """Require a mean loss over the last quarter of the steps of at most 5 % above one
-    process. Strategies that approximate gradients may learn differently, not worse.
+    """Require that the mean loss over the last quarter of the steps is at most 5 %
+    above ``one_process``: approximate gradients may learn differently, not worse.
     """
     last = max(1, len(losses) // 4)
     ours, theirs = (sum(x[-last:]) / last for x in (losses, one_process))

@@ -15,8 +15,9 @@ CHUNK_ELEMENTS = 1 << 14
 
 @dataclass(frozen=True)
 class Distance:
-    """Distance of two sets of tensors; ``tensor`` is the first that differs. The
-    numbers are None if it cannot be compared or contains a NaN.
+    """Largest distance of two sets of tensors; ``tensor`` is the first that differs.
+    The numbers are None if it cannot be compared or contains a NaN; ``max_abs_diff``
+    also if an infinity meets a different value.
     """
 
     bytes_equal: bool

@@ -1,4 +1,4 @@
-"""Rungs in words, for terminal and report. Imports no torch."""
+"""Results of checks (rungs) as text, for terminal and report. Imports no torch."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,7 +7,7 @@ from minitrain.analysis.verdicts import CheckVerdict
 
 
 def printed(ladder: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return a line per rung: name, verdict, distance if within tolerance, detail."""
+    """Return a line per check in ``ladder``: name, verdict, distance, detail."""
     width = max(map(len, ladder))
     lines = []
     for name, rung in ladder.items():

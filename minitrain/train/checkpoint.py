@@ -45,10 +45,10 @@ class Checkpoints:
 
     Args:
         folder: Where they are, or will be.
-        identity: Everything that the bits of the run depend on, as plain values.
-        every: Number of steps from one to the next.
-        keep: Number of the newest that are kept.
-        same_bits: A resumed run has the bits of an uninterrupted one.
+        identity: Everything that the bits of the run depend on, as JSON values.
+        every: Number of steps between checkpoints.
+        keep: Number of checkpoints to keep; older ones are removed.
+        same_bits: True if a resumed run has the bits of an uninterrupted one.
     """
 
     folder: Path
@@ -58,9 +58,9 @@ class Checkpoints:
     same_bits: bool = True
 
     def save(self, step: int, kept: Kept) -> None:
-        """Write the state of every rank after ``step`` steps, then remove the oldest
-        checkpoints. Collective. An error on one rank is raised on all, and leaves the
-        earlier checkpoints as they are.
+        """Write ``kept``, the state of each rank after ``step`` steps, then remove the
+        oldest checkpoints. Collective. An error on one rank is raised on all, and
+        leaves the earlier checkpoints as they are.
 
         Raises:
             UserError: A disk is full.
@@ -89,16 +89,16 @@ class Checkpoints:
             shutil.rmtree(self.folder / f"{STEP}{one}", ignore_errors=True)
 
     def begin(self) -> bool:
-        """Lock the folder until this process exits. Return False if ranks on other
-        hosts do not see it. Collective. Raises UserError if another process holds the
-        lock.
+        """Lock the folder until rank 0 exits. Return whether all ranks see it; False if
+        it is not shared with another host. Collective. Raises UserError if another
+        process holds the lock for 15 s.
         """
         only_first(lambda: _lock(self.folder))
         return all(who_sees(self.folder))
 
     def newest(self, below: int | None = None) -> Path | None:
-        """Return the newest complete checkpoint of this run, of fewer steps than
-        ``below``, the same on all ranks; None if there is none. Collective.
+        """Return the newest complete checkpoint of this run (of fewer steps than
+        ``below``, if given), the same on all ranks; None if there is none. Collective.
         """
         ours = dict(self.identity)
         return only_first(
@@ -106,33 +106,34 @@ class Checkpoints:
         )
 
     def forget(self) -> None:
-        """Remove all of them after the run has ended."""
+        """Remove all checkpoints after the run has ended. Call it on one rank."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self.remove_empty()
 
     def remove_empty(self) -> None:
-        """Remove the folder and the two above it if they are empty."""
+        """Remove the folder and its two parents if they are empty."""
         for folder in (self.folder, *self.folder.parents[:2]):
             with suppress(OSError):
                 folder.rmdir()
 
 
 def steps_in(folder: Path) -> list[int]:
-    """Return the steps of the checkpoints in ``folder``, newest first."""
+    """Return the steps of all checkpoints in ``folder``, also damaged, newest first."""
     names = [path.name.removeprefix(STEP) for path in folder.glob(f"{STEP}*")]
     return sorted((int(name) for name in names if name.isdigit()), reverse=True)
 
 
 def step_of(checkpoint: Path) -> int:
-    """Return the number of steps before the checkpoint."""
+    """Return the number of steps done before the checkpoint, from its folder's name."""
     return int(checkpoint.name.removeprefix(STEP))
 
 
 def newest_whole(
     folder: Path, is_ours: Callable[[Manifest], bool], below: int | None = None
 ) -> Path | None:
-    """Return the newest complete checkpoint in ``folder`` whose identity ``is_ours``,
-    of fewer steps than ``below``. Print a note on stderr about newer ones.
+    """Return the newest complete checkpoint in ``folder`` with an identity that
+    ``is_ours`` accepts, of fewer steps than ``below`` (if given); None if there is
+    none. Print a line on stderr for each newer one that is not used.
     """
     for step in steps_in(folder):
         if below is not None and step >= below:
@@ -149,11 +150,13 @@ def newest_whole(
 
 
 class DamagedError(Exception):
-    """Checkpoint with a missing or changed file, which the message names."""
+    """A file of a checkpoint is missing or has changed; the message names it."""
 
 
 def read_manifest(checkpoint: Path) -> Manifest:
-    """Check all files of a checkpoint and return its manifest; else DamagedError."""
+    """Check the hash of every file of a checkpoint and return its manifest. Raises
+    DamagedError if a file is missing or has changed.
+    """
     file = checkpoint / MANIFEST
     try:
         manifest: Manifest = read_json(file)
@@ -173,7 +176,9 @@ def _require(whole: bool) -> None:
 
 
 def load_rank(checkpoint: Path, rank: int | None = None) -> Kept:
-    """Load the state of a rank, by default this one, without running code from it."""
+    """Load the state of ``rank`` (None: this rank) on the CPU, without running code
+    from the file. Raises OSError if it is missing, and torch's errors if it is damaged.
+    """
     file = checkpoint / f"rank-{_rank() if rank is None else rank}.pt"
     kept: Kept = torch.load(file, map_location="cpu", weights_only=True)
     return kept

@@ -13,16 +13,16 @@ BRACKET_EVERY = 5
 
 
 def kind_of_step(step: int) -> Kind:
-    """Return ``bracketed`` for the last of every five steps: its backward pass is
-    between barriers, and a backward pass without communication follows.
+    """Return ``bracketed`` for the last of every five steps, whose backward pass is
+    timed between barriers and then repeated without communication; else ``plain``.
     """
     return "bracketed" if step % BRACKET_EVERY == BRACKET_EVERY - 1 else "plain"
 
 
 class StepClock:
-    """Clock of the components of a step. ``now_ns`` is its last reading.
-    ``synchronize`` waits for a GPU before every reading. Unless it ``watches``, every
-    step is plain.
+    """Stopwatch for the components of a step, such as ``forward``. ``now_ns`` is its
+    last reading. ``synchronize`` is called before every reading, to wait for a GPU. If
+    ``watches`` is False, every step is plain (:func:`kind_of_step`).
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class StepClock:
         self.kind: Kind = "plain"
 
     def begin(self, step: int) -> None:
-        """Start the row of ``step``; its first part began at the last reading."""
+        """Start the row of ``step``. Its first component began at the last reading."""
         self.kind = kind_of_step(step) if self.watches else "plain"
         self.row = {"step": step, "kind": self.kind}
         self._step_ns = 0
@@ -56,7 +56,9 @@ class StepClock:
         self.now_ns = now
 
     def carve(self, part: str, out_of_it: str, length_ns: int | None) -> None:
-        """Move ``length_ns``, unless it is None, from ``part`` to ``out_of_it``."""
+        """Move ``length_ns`` from the component ``part`` to a new one, ``out_of_it``.
+        Change nothing if it is None.
+        """
         if length_ns is not None:
             self.row[f"{part}_ms"] -= length_ns / NS_PER_MS
             self.row[f"{out_of_it}_ms"] = length_ns / NS_PER_MS
@@ -67,7 +69,7 @@ class StepClock:
 
 
 def bucket_times(trace: SyncTrace, backward_ms: float, end_ns: int) -> Row:
-    """Return the times of communication in a backward pass.
+    """Return how a backward pass overlaps with the reduction of its buckets.
 
     Args:
         trace: Buckets of the step.
@@ -75,10 +77,11 @@ def bucket_times(trace: SyncTrace, backward_ms: float, end_ns: int) -> Row:
         end_ns: Its end, as a ``perf_counter_ns`` reading.
 
     Returns:
-        ``comm_exposed_ms`` from the last gradient to the end, ``to_last_bucket_ms``
-        before it; ``comm_total_ms``, the union of all [handed over, reduced], and
-        ``comm_hidden_ms``, its share before the last gradient; ``comm_span_ms`` from
-        the first bucket to the end. Empty without buckets, or without times (GPU).
+        ``last_bucket_at_ns``, when the last gradient is computed; backward time before
+        (``to_last_bucket_ms``) and after it (``comm_exposed_ms``); ``comm_total_ms``
+        with at least one bucket in reduction, and ``comm_hidden_ms`` of it before the
+        last gradient; ``comm_span_ms`` from the first bucket to the end. Empty without
+        buckets, or without their times (GPU).
     """
     spans = [
         (event.called_ns, event.done_ns)
@@ -101,7 +104,7 @@ def bucket_times(trace: SyncTrace, backward_ms: float, end_ns: int) -> Row:
 
 
 def union_length(spans: list[tuple[int, int]]) -> int:
-    """Return the length of the union of intervals [begin, end)."""
+    """Return the length of the union of intervals [begin, end), where begin >= 0."""
     total, reached = 0, 0
     for begin, end in sorted(spans):
         begin = max(begin, reached)

@@ -1,6 +1,7 @@
 """Description of a run: model, batches, strategy, optimizer, precision, seed.
 
-It comes from params.yaml, from an arm of a comparison, or from a user's test.
+It comes from params.yaml, from an arm of a speed comparison (one of its timed
+configurations), or from a user's test.
 """
 
 from collections.abc import Callable, Sequence
@@ -53,18 +54,20 @@ class RunConfig:
     hash_every: int = 1
 
     def start_model(self, rank: int) -> nn.Module:
-        """Seed the generators and build the model of ``rank`` (or a logical shard)."""
+        """Seed with ``seed`` + ``rank`` and build the model of a rank (or shard)."""
         seed_everything(self.seed + rank)
         return self.factory()
 
     def num_shards(self, world_size: int) -> int:
-        """Return the number of shards of a global batch."""
+        """Return the number of shards into which a global batch is split."""
         return self.sync.guarantees.num_shards(world_size, self.tuning)
 
     def batches(
         self, shards: Sequence[int], num_shards: int, device: torch.device | None = None
     ) -> Batches:
-        """Open the batches of ``shards`` (of ``num_shards``) on ``device``."""
+        """Open the micro-batches of ``shards``, out of ``num_shards``, on ``device``
+        (None: CPU).
+        """
         count = self.grad_accumulation_steps
         return self.data.open(shards, num_shards, count, device)
 
@@ -91,7 +94,7 @@ class RunConfig:
 
 
 def plain_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer:
-    """Build the optimizer of one process with the whole ``model``."""
+    """Build the optimizer for a process that has the whole ``model``, for a replay."""
     # without a strategy, whose mistakes a replay must not repeat
     import_compiler()
     return config.kind_of_optimizer(model.parameters(), lr=config.learning_rate)
@@ -100,9 +103,9 @@ def plain_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimize
 def config_of(
     params: Params, shards: Path, num_files: int, *, steps: int | None = None
 ) -> RunConfig:
-    """Return the run that ``params`` describe, with the ``num_files`` files in the
-    folder ``shards``. Raises UserError for an unknown strategy, or if no step is left
-    to time after the warm-up.
+    """Return the run that ``params`` describe, with the ``num_files`` data files in the
+    folder ``shards``; ``steps`` overrides its number of steps. Raises UserError for an
+    unknown strategy, or if no step is left to time after the warm-up.
     """
     train = params.train
     block_size, batch_size = params.model.block_size, train.global_batch_size
@@ -133,5 +136,5 @@ def _num_steps(train: Train, shards: Path) -> int:
 
 
 def whole_batches(config: RunConfig) -> RunConfig:
-    """Return the reference run: the plain model with whole global batches."""
+    """Return ``config`` as one process runs it: whole global batches, no strategy."""
     return replace(config, sync=Strategy, grad_accumulation_steps=1)

@@ -35,7 +35,7 @@ NO_STEP = SimpleNamespace(step=lambda: None, zero_grad=lambda: None)
 
 
 class GradientObserver(Observer):
-    """Keep the synchronized gradients, by name, and the losses of one step."""
+    """Observer that keeps the synchronized gradients, by name, and losses of a step."""
 
     def __init__(self, worker: Worker) -> None:
         super().__init__(worker)
@@ -46,8 +46,9 @@ class GradientObserver(Observer):
 
 
 def add_probes(result: TrainResult, worker: Worker) -> None:
-    """Add the losses and gradients of a step in eval mode to ``result``, or the reason
-    why a rank cannot compute them. Collective. It changes ``worker``, so call it last.
+    """Repeat a step in eval mode (the probe) and add its losses and gradients to
+    ``result`` for the witness, or the reason why a rank cannot compute them.
+    Collective. It changes ``worker``, so call it last.
     """
     passes, bits = {"probe": Precision("float32")}, worker.config.precision
     if bits != "float32":
@@ -61,7 +62,7 @@ def add_probes(result: TrainResult, worker: Worker) -> None:
         return
     for name, precision in passes.items():
         worker.model.zero_grad()
-        # the worker trains no more
+        # the worker is not trained after this
         worker.precision, worker.optimizer = precision, NO_STEP
         with untouched(worker.model):
             seen = _once(worker, step)
@@ -116,8 +117,9 @@ def _uneven_step(rows: Sequence[Row]) -> int:
 def unwatched_gradients(
     config: RunConfig, device: torch.device | None = None
 ) -> Row | None:
-    """Hash the gradients of step 0 under DDP without a hook; None for other strategies.
-    Collective. Call it before the worker that trains is built.
+    """Return a row with hashes of step 0's gradients under DDP without minitrain's
+    hook, to show that the hook changes no bits; None for other strategies. Collective.
+    Call it before the worker that trains is built.
     """
     if not (is_torchs_ddp(config.sync) and config.tuning.overlap):
         return None
@@ -131,7 +133,7 @@ def unwatched_gradients(
 
 
 def is_torchs_ddp(sync: type[Strategy]) -> bool:
-    """Return whether ``sync`` is plain DDP unless it is timed."""
+    """Return whether ``sync`` is unchanged DDP, except for a hook that takes times."""
     if not issubclass(sync, StockDDP) or sync.needs_hook:
         return False
     return sync.exchange is StockDDP.exchange

@@ -32,7 +32,7 @@ COMPUTE = ("comm", "core", "data", "model", "proof", "sync", "train")
 def checkpoints_of(
     params: Params, shards: Path, run: str, world_size: int, **more: Any
 ) -> Checkpoints:
-    """Return the checkpoints of ``run``; see :func:`identity_of`."""
+    """Return the checkpoints of ``run``, in a folder keyed by :func:`identity_of`."""
     identity = identity_of(params, shards, run, world_size, **more)
     name = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
     every, keep = params.checkpoint.every_steps, params.checkpoint.keep
@@ -42,8 +42,8 @@ def checkpoints_of(
 def identity_of(
     params: Params, shards: Path, run: str, world_size: int, **more: Any
 ) -> dict[str, Any]:
-    """Return everything that the bits of ``run`` depend on, by name, and ``more``.
-    Raises OSError for a missing file.
+    """Return everything that the bits of ``run`` depend on, by name, and the entries
+    ``more``. ``shards`` is the folder of its data. Raises OSError for a missing file.
     """
     train = params.train.model_dump(exclude={*NOT_OF_THE_BITS})
     model = params.model.model_dump()
@@ -70,8 +70,8 @@ def identity_of(
 def same_on_all_hosts(
     params: Params, shards: Path, run: str, world_size: int, resume: Path | None
 ) -> dict[str, Any]:
-    """Return the facts that must be equal on all ranks of ``run``: its identity without
-    the CPU, whose differences show in the bits, and all parameters.
+    """Return the values that must be equal on all ranks of ``run``: its identity except
+    the CPU (another CPU shows in the bits), all parameters, and ``resume``.
     """
     identity = identity_of(params, shards, run, world_size)
     identity.pop("cpu")
@@ -86,7 +86,9 @@ def same_on_all_hosts(
 def difference(
     theirs: Mapping[str, Any], ours: Mapping[str, Any], *, but: tuple[str, ...] = ()
 ) -> str:
-    """Describe the first difference of two identities; empty if there is none."""
+    """Describe the first difference of two identities, ignoring names in ``but``; empty
+    if there is none.
+    """
     key, *values = differing_fact(ours, theirs, but=but)
     return "{0} = {2}, here {1}".format(key, *values) if key else ""
 

@@ -6,7 +6,7 @@ from minitrain.train.worker import Worker
 
 
 def train(worker: Worker, steps: Iterable[int]) -> None:
-    """Train ``worker`` for ``steps`` and call its observer at each phase. Collective.
+    """Run ``steps`` (numbers from 0) and call the observer at each phase. Collective.
 
     Raises the observer's errors, such as UserError for a loss that is not finite.
     """

@@ -27,9 +27,9 @@ LISTS = ("losses", "digests", "timings")
 
 
 class Observer:
-    """Keep the losses of the last step: the observer of runs whose speed is compared.
-    The training loop calls the methods in this order. Observers do not change what is
-    computed.
+    """Base class of observers, which do not change what is computed. It keeps only the
+    losses of the last step, for speed comparisons. The training loop calls the methods
+    up to :meth:`after_step` in this order.
     """
 
     def __init__(self, worker: "Worker") -> None:
@@ -48,27 +48,27 @@ class Observer:
         """Called before the forward pass of a micro-batch."""
 
     def after_forward(self, loss: Tensor) -> None:
-        """Called with its loss, a 0-dim tensor that is not yet weighted."""
+        """Called with the loss of the micro-batch, 0-dim and not yet weighted."""
         self._losses.append(loss)
 
     def after_backward(self) -> None:
-        """Called when its gradients are accumulated."""
+        """Called after the backward pass of the micro-batch."""
 
     def after_reduce(self) -> None:
-        """Called when all gradients are synchronized."""
+        """Called when the gradients of the step are synchronized."""
 
     def before_step(self) -> None:
-        """Called when they are unscaled, before the optimizer's step."""
+        """Called with synchronized and unscaled gradients, before the optimizer."""
 
     def after_step(self) -> None:
-        """Called after the step, when gradients are cleared."""
+        """Called after the optimizer's step, when gradients are cleared."""
 
     def shares(self) -> list[float]:
         """Return :func:`shares_of_loss` of the last step; may wait for a GPU."""
         return shares_of_loss(self._losses, self._micro_batches)
 
     def kept(self) -> Row:
-        """Return the observations so far for a checkpoint, as plain values."""
+        """Return the observations so far, for a checkpoint, in types of JSON."""
         return {}
 
     def sampled(self) -> dict[str, Tensor]:
@@ -76,7 +76,7 @@ class Observer:
         return {}
 
     def restore(self, kept: Row) -> None:
-        """Load what :meth:`kept` returned."""
+        """Continue from ``kept``, the observations that :meth:`kept` returned."""
 
 
 class StepObserver(Observer):
@@ -86,7 +86,7 @@ class StepObserver(Observer):
         worker: The worker to observe.
         watches: Repeat the backward pass of some steps without communication, to time
             it separately.
-        keep: Step whose values a :class:`StepRecord` keeps.
+        keep: Step whose tensors are kept in memory (:class:`StepRecord`), if any.
         records: Hash steps, and write a heartbeat; else only take times.
     """
 
@@ -120,7 +120,7 @@ class StepObserver(Observer):
         return lists | {"used": astuple(self.usage())} | self.recorder.kept()
 
     def usage(self) -> Usage:
-        """Return the usage in training, summed over all processes of this rank."""
+        """Return the CPU usage in training, summed over all processes of this rank."""
         return Usage.now().since(self._began).plus(self._used_before)
 
     def sampled(self) -> dict[str, Tensor]:
@@ -234,7 +234,9 @@ class StepObserver(Observer):
 
 
 def watches_parts(worker: "Worker") -> StepObserver:
-    """Return the observer of a run with a step account, if the strategy has one."""
+    """Return the observer of a pipeline run. It also times a backward pass without
+    communication, to account for step time, if the strategy can compute one.
+    """
     return StepObserver(worker, worker.sync.has_account)
 
 
@@ -242,8 +244,8 @@ def shares_of_loss(
     losses: Sequence[Tensor], micro_batches: Sequence[MicroBatch]
 ) -> list[float]:
     """Return each micro-batch's share of the mean loss over the global batch's targets.
-    Reading the 0-dim ``losses`` waits for a GPU. Raises UserError if a loss is not
-    finite.
+    The shares of all ranks add up to that mean loss. Reading the 0-dim ``losses`` waits
+    for a GPU. Raises UserError if a loss is not finite.
     """
     shares = []
     for loss, micro_batch in zip(losses, micro_batches, strict=True):

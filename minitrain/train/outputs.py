@@ -30,8 +30,8 @@ from minitrain.train.step_record import (
 
 
 def write_state(folder: Path, state: Mapping[str, Tensor]) -> None:
-    """Write the final ``state`` of every rank to ``folder`` on rank 0's host.
-    Collective.
+    """Write the final ``state`` of each rank to ``folder`` on rank 0's host, in
+    state-rank-R.pt. Collective.
     """
     only_first(lambda: folder.mkdir(parents=True, exist_ok=True))
     rank, sees = dist.get_rank(), who_sees(folder)
@@ -58,8 +58,8 @@ def write_run(
     device: torch.device,
 ) -> None:
     """Gather the results of all ranks on rank 0, which writes them to the folder
-    ``out``, with ``facts`` in the provenance. Collective; errors are raised on all
-    ranks.
+    ``out``, with ``facts`` and the code of ``script`` in provenance.json. Collective;
+    errors are raised on all ranks.
     """
     peak = peak_memory_mb()
     # without sampled tensors: they are large, and equal on all ranks by their hashes
@@ -91,7 +91,8 @@ def write_records(
     out: Path, results: Sequence[TrainResult], threads: int, *, cpu: str | None = None
 ) -> None:
     """Write the deterministic files: losses, rows of hashes, and what their bits depend
-    on. ``cpu`` names the CPUs of several hosts.
+    on, such as ``threads`` per process and ``cpu``, the names of all hosts' CPUs (None:
+    this host's).
     """
     losses = mean_losses(results)
     with open_atomic(out / "losses.csv") as file:

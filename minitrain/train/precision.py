@@ -16,9 +16,9 @@ SIXTEEN_BITS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 class Precision:
     """Precision named by ``train.precision``: float32 leaves the types of the model,
-    bf16 and fp16 use ``torch.autocast``. fp16 also scales its loss (arXiv 1710.03740,
-    ``torch.amp.GradScaler``) if ``scales``: after an overflow of synchronized gradients
-    all ranks skip the step and halve the scale. Otherwise ``scaler`` is disabled.
+    bf16 and fp16 use ``torch.autocast``. If ``scales`` is true, fp16 scales the loss
+    (arXiv 1710.03740, ``torch.amp.GradScaler``): after an overflow of synchronized
+    gradients all ranks skip the step and halve the scale. Else ``scaler`` is disabled.
     """
 
     def __init__(
@@ -40,8 +40,8 @@ class Precision:
         optimizer: torch.optim.Optimizer,
         agree: Callable[[Tensor], None] = lambda found: None,
     ) -> None:
-        """Unscale the synchronized gradients; ``agree`` is called with a tensor (1,)
-        that is not 0 if one of them overflowed.
+        """Unscale the synchronized gradients. ``agree`` is called with a tensor (1,),
+        not 0 if a gradient overflowed, which it makes equal on all ranks in place.
         """
         self.scaler.unscale_(optimizer)
         if self.scaler.is_enabled():
@@ -49,6 +49,6 @@ class Precision:
                 agree(found)
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Step the optimizer unless a gradient overflowed."""
+        """Step the optimizer unless a gradient overflowed, then update the scale."""
         self.scaler.step(optimizer)
         self.scaler.update()

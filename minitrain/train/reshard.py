@@ -34,16 +34,17 @@ Seen = dict[str, Any]
 
 
 def begin_with(own: Checkpoints, source: Path, config: RunConfig) -> None:
-    """Save the newest checkpoint of another run as one of this run, unless this run has
-    one. The other run may differ only in its ranks. Collective.
+    """Convert the newest checkpoint of another run to one of this run, unless this run
+    has one. The runs may differ only in their number of ranks. Collective.
 
     Args:
-        own: Checkpoints of this run; they are locked.
+        own: Checkpoints of this run; their folder gets locked.
         source: Folder of the other run's checkpoints.
         config: Description of this run.
 
     Raises:
         UserError: ``source`` is not usable, or not all hosts see both folders.
+        OSError: A file cannot be read or written.
     """
     shared = own.begin()
     if shared and own.newest() is not None:
@@ -116,8 +117,8 @@ def _newest_there(ours: Mapping[str, Any], source: Path, config: RunConfig) -> P
 
 
 def deal(kept: Sequence[Kept], mine: Sequence[int], rank: int) -> Kept:
-    """Return the state of ``rank`` with the shards ``mine``, from the states that all
-    ranks of another run ``kept``.
+    """Return the state with which ``rank`` resumes as owner of the shards ``mine``.
+    ``kept`` has the state of each rank of the other run.
     """
     like = kept[rank % len(kept)]
     # a rank with one shard uses the generators of its process instead of a stream

@@ -45,7 +45,7 @@ def run_through(
     Args:
         worker: A worker that has made no step.
         steps: Number of steps of the whole run.
-        checkpoints: Those to continue from, and to write.
+        checkpoints: Checkpoints to continue from and to write; None for none.
         show: Name of a progress bar; empty for none.
 
     Returns:
@@ -75,7 +75,7 @@ def run_through(
 def _resume(
     worker: Worker, checkpoints: Checkpoints, steps: int, show: str
 ) -> tuple[int, int]:
-    # the number of steps done, and the step of the checkpoint
+    # returns the number of steps done, and the step of the checkpoint, else 0
     done, below = 0, None
     # a checkpoint of fewer steps than were repeated by then is of no use
     while (found := checkpoints.newest(below)) and step_of(found) >= done:
@@ -98,7 +98,8 @@ def _resume(
 
 
 def _load(found: Path, own: Kept) -> tuple[Kept, list[bool | None]]:
-    # and by rank: whether its first steps have the same rows; None if it does not fit
+    # returns the state, and by rank whether its first steps have the rows of the
+    # checkpoint; None if the state does not fit this model or cannot be loaded
     kept: Kept = {}
 
     def load() -> bool | None:

@@ -16,7 +16,7 @@ RandomState = dict[str, Any]
 
 
 def seed_everything(seed: int) -> None:
-    """Seed Python, NumPy and torch; give each rank another seed."""
+    """Seed Python, NumPy and torch. Callers pass a different seed on each rank."""
     random.seed(seed)
     # with the rank added, a seed may exceed NumPy's largest
     np.random.seed(seed % 2**32)
@@ -24,7 +24,7 @@ def seed_everything(seed: int) -> None:
 
 
 def random_state() -> RandomState:
-    """Return the state of the generators of this process."""
+    """Return the state of the generators of this process, also of its GPUs."""
     state: Any = np.random.get_state()
     name, keys, *rest = state
     return {
@@ -45,7 +45,7 @@ def restore_random_state(state: RandomState) -> None:
 
 
 def same_random_state(a: RandomState, b: RandomState) -> bool:
-    """Return True if no number was drawn between the two."""
+    """Return whether two states are equal: no number was drawn between them."""
 
     def plain(state: RandomState) -> list[Any]:
         parts = state["python"], *state["numpy"], state["torch"], *state["cuda"]
@@ -76,8 +76,8 @@ def untouched(model: nn.Module) -> Iterator[None]:
 
 
 class Stream:
-    """Random numbers of one of several shards in this process. Each use
-    (``with stream:``) continues at ``state``, where the last one stopped.
+    """Random numbers of one of several shards in this process. It starts from the
+    current generators; each ``with stream:`` continues where the last one stopped.
     """
 
     def __init__(self) -> None:

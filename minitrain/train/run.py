@@ -41,7 +41,7 @@ Inject = Callable[[Worker], None]
 @dataclass(frozen=True)
 class Job:
     """Parameters, input and output folders and script of a run. ``resume`` is a folder
-    with checkpoints of another number of ranks to start from.
+    with checkpoints of a run with another number of ranks, to start from (or None).
     """
 
     params: Params
@@ -58,7 +58,7 @@ class Job:
         return f"{self.backend}-{self.world_size}"
 
     def checkpoints(self, config: RunConfig) -> Checkpoints:
-        """Return the checkpoints of this run."""
+        """Return the checkpoints that this run reads and writes."""
         run = self.params, self.shards, self.name, self.world_size
         if self.resume is None or config.sync.guarantees.logical_shards:
             return checkpoints_of(*run)
@@ -68,8 +68,9 @@ class Job:
 
 
 def preflight(job: Job, ranks_here: int | None = None) -> None:
-    """Check ``job`` before any process is launched, and raise UserError for a user's
-    mistake. ``ranks_here`` is the number of ranks on this host; None for all.
+    """Check ``job`` before any process is launched: torch, GPUs, data, and a pass of
+    the model. ``ranks_here`` is the number of ranks on this host; None for all. Raises
+    UserError for a user's mistake.
     """
     require_torch(job.params.environment.torch)
     if job.backend == "nccl":
@@ -100,7 +101,7 @@ def preflight(job: Job, ranks_here: int | None = None) -> None:
 
 def train_rank(job: Job, launcher: str) -> None:
     """Run one rank of ``job``, from joining the process group to writing the evidence.
-    Raises UserError for a loss that is not finite.
+    ``launcher`` is recorded. Raises UserError for a loss that is not finite.
     """
     threads = job.params.train.threads_per_process
     torch.set_num_threads(threads)
@@ -156,10 +157,10 @@ def run_rank(
     Args:
         config: Description of the run.
         device: Device of this rank; None for the CPU.
-        observer: Factory of the observer.
-        inject: Function that injects a fault into the worker.
-        states: Folder on rank 0's host for the final state, which is else returned.
-        checkpoints: Those to continue from, and to write.
+        observer: Factory of the observer; it is called with the worker.
+        inject: Function that injects a fault into the worker, to test the checks.
+        states: Folder on rank 0's host for the final state; None to return it.
+        checkpoints: Checkpoints to continue from and to write; None for none.
         show: Name of a progress bar; empty for none.
 
     Raises:
@@ -167,7 +168,7 @@ def run_rank(
     """
     place = my_heartbeat()
     place.enter("setup")
-    # without faults: it would catch those that other rungs must catch
+    # without injected faults: it would detect some that other checks must detect
     unwatched = None if inject else unwatched_gradients(config, device)
     with start_up():
         worker = Worker(config, device=device)

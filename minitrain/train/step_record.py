@@ -34,15 +34,15 @@ EARLY_STEP = 2
 
 
 def sha256_tensor(tensor: Tensor) -> str:
-    """Return the SHA-256 (hex) of a tensor's bytes in row-major order."""
+    """Return the SHA-256 (hex) of the row-major bytes. Collective if sharded."""
     return hashlib.sha256(bytes_of(whole(tensor))).hexdigest()
 
 
 def recorded_steps(
     num_steps: int, hash_every: int, smaller: int | None = None
 ) -> set[int]:
-    """Return the first three steps, every ``hash_every``-th, the last two, and
-    ``smaller``, the first with a smaller batch.
+    """Return the steps to hash: the first three, every ``hash_every``-th, the last two,
+    and ``smaller``, the first with a smaller batch (None if there is none).
     """
     first, last = range(min(3, num_steps)), num_steps - 1
     steps = {*first, *range(0, num_steps, hash_every), max(0, last - 1), last}
@@ -50,9 +50,10 @@ def recorded_steps(
 
 
 def ledger_entry(digests: Sequence[Sequence[int]]) -> Row:
-    """Return the data ledger's row of a global batch from the samples' digests by rank.
-    ``sha256`` is their sum modulo 2^256, in hex, which does not depend on how samples
-    are distributed over ranks. ``ranks`` are the sums of each rank, shortened.
+    """Return the row that identifies the samples of a global batch (the data ledger),
+    from their digests by rank. ``sha256`` is the sum of digests modulo 2^256, in hex,
+    which does not depend on how samples are distributed over ranks; ``ranks`` are the
+    sums of each rank, shortened; ``repeated`` counts duplicate samples.
     """
     everyone = [digest for rank in digests for digest in rank]
     return {
@@ -85,8 +86,8 @@ class StepRecord:
             state ``before``, ``gradients``, ``moments`` of the optimizer before its
             step, and parameters ``after``. ``early/state/NAME`` is the model after the
             third step.
-        keep: Step whose tensors are kept in ``values``, in a replay with each shard's
-            ``own`` gradients.
+        keep: Step whose ``gradients``, and parameters ``before`` and ``after``, are
+            kept in ``values``; a replay adds the ``own`` gradients of each shard.
     """
 
     def __init__(
@@ -105,7 +106,7 @@ class StepRecord:
         self.values: dict[str, Any] = {}
 
     def kept(self) -> Row:
-        """Return the rows so far, without tensors."""
+        """Return the rows so far, without tensors, for a checkpoint."""
         return {"rows": self.rows, "layout": self._layout}
 
     def restore(self, kept: Row) -> None:
@@ -116,17 +117,17 @@ class StepRecord:
         self._before_first = None
 
     def begin(self, step: int) -> None:
-        """Keep the parameters before the step ``keep``."""
+        """Copy the parameters to ``values`` if ``step`` is the step to keep."""
         if step == self._keep:
             self.values["before"] = whole_copies(dict(self._model.named_parameters()))
 
     def start(self, step: int, moments: Tensors) -> None:
-        """Keep the state before a sampled step, and the optimizer's ``moments``."""
+        """Copy the state before a sampled step, and the optimizer's ``moments``."""
         self._sample(step, "before", self._model.state_dict())
         self._sample(step, "moments", moments)
 
     def fed(self, step: int, micro_batches: Sequence[MicroBatch]) -> None:
-        """Record the inputs of the model: samples by content, targets, ledger."""
+        """Add a ``fed`` row: hash of each sample, numbers of targets, hash of all."""
         named = [
             {
                 "shard": one.shard,
@@ -148,7 +149,7 @@ class StepRecord:
             self.sampled[f"{step}/{kind}/{name}"] = whole(tensor)
 
     def layout(self, step: int, trace: SyncTrace) -> None:
-        """Record DDP's buckets if they changed, and the ranks of each host."""
+        """Record DDP's buckets and the ranks of each host, if the buckets changed."""
         layout = [
             {"num_bytes": event.num_bytes, "parameters": list(event.parameters)}
             for event in trace.events
@@ -160,7 +161,9 @@ class StepRecord:
             self.rows.append(row)
 
     def gradients(self, step: int) -> None:
-        """Hash every gradient, between synchronization and the optimizer's step."""
+        """Start a ``tensors`` row with the hash of every gradient. Call it between
+        synchronization and the optimizer's step.
+        """
         gradients = gradients_of(self._model)
         hashes = {name: sha256_tensor(grad) for name, grad in gradients.items()}
         self.rows.append({"kind": "tensors", "step": step, "gradients": hashes})
@@ -170,16 +173,16 @@ class StepRecord:
             self.values["gradients"] = whole_copies(gradients)
 
     def own_gradients(self, step: int, gradients: Sequence[Tensors]) -> None:
-        """Keep the gradients of each shard, in a replay."""
+        """Keep the gradients of each shard, in a replay, if ``step`` is to be kept."""
         if step == self._keep:
             self.values["own"] = [dict(own) for own in gradients]
 
     def state(
         self, step: int, precision: Row, ranks: Sequence[Buffers] | None = None
     ) -> None:
-        """Hash every parameter and buffer after the optimizer's step, and record the
-        state of a loss scaler. A replay passes the buffers of its ``ranks`` and gets a
-        row for each.
+        """Complete the ``tensors`` row after the optimizer's step: hash of every
+        parameter and buffer, and ``precision``, the state of the loss scaler. A replay
+        passes the buffers of all ``ranks`` and gets a row for each.
         """
         parameters = dict(self._model.named_parameters())
         row = self.rows.pop()
@@ -210,7 +213,9 @@ class StepRecord:
             self._before_first = random_state(), self._buffer_hashes()
 
     def after_forward(self) -> None:
-        """Record whether the first forward pass depends only on its samples."""
+        """Add the ``forward`` row: did the first pass draw random numbers or change
+        buffers? Do nothing after later passes.
+        """
         if self._before_first is None:
             return
         numbers, buffers = self._before_first
@@ -223,13 +228,13 @@ class StepRecord:
 
 
 def gradients_of(model: nn.Module) -> Tensors:
-    """Return the gradients of ``model`` by name, without missing ones."""
+    """Return the gradients of ``model`` by name, omitting parameters without one."""
     named = model.named_parameters()
     return {name: p.grad for name, p in named if p.grad is not None}
 
 
 def whole_copies(tensors: Mapping[str, Tensor]) -> Tensors:
-    """Return copies on the CPU, gathered if they are sharded. Collective."""
+    """Return copies on the CPU by name, gathered if they are sharded. Collective."""
     return {name: whole(tensor).cpu().clone() for name, tensor in tensors.items()}
 
 
@@ -247,7 +252,7 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def write_tensors(file: IO[bytes], tensors: Mapping[str, Tensor]) -> None:
-    """Write the bytes of :func:`save_tensors`."""
+    """Write tensors to an open file, in the format of :func:`save_tensors`."""
     copies = {
         name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
         for name, tensor in tensors.items()
@@ -273,11 +278,11 @@ class TrainResult:
     Attributes:
         losses: Shares of the mean loss of the global batch, per step and micro-batch.
         digests: Digests of the samples of each step.
-        timings: Rows of a clock.
+        timings: Rows of a :class:`~minitrain.train.clock.StepClock`, one per step.
         hashes: Rows of a :class:`StepRecord`, and ``sampled`` its tensors.
         probes: Losses of :mod:`~minitrain.train.eval_pass` by name, at ``probe_step``.
         state: The full final state; empty if it was written to a file.
-        values: Values of the step to keep.
+        values: Tensors of one step, as :class:`StepRecord` keeps them.
         went_on_from: Step of the checkpoint that the run resumed from, else 0.
     """
 
@@ -296,19 +301,21 @@ class TrainResult:
 
 
 def mean_losses(results: Iterable[TrainResult]) -> list[float]:
-    """Return the loss of every step over all ranks."""
+    """Return the mean loss of the global batch at every step, from all ranks."""
     by_step = zip(*(result.losses for result in results), strict=True)
     return [mean_loss(step) for step in by_step]
 
 
 def mean_loss(shares: Iterable[Sequence[float]]) -> float:
-    """Return the sum of the ranks' shares of a loss."""
+    """Return the sum of the ``shares`` of a loss, a sequence per rank."""
     # correctly rounded, so it does not depend on how the batch was distributed
     return math.fsum(share for rank in shares for share in rank)
 
 
 def rows_of(results: Sequence[TrainResult]) -> list[Row]:
-    """Return the rows of the data ledger, of each rank and of the probes."""
+    """Return all rows for hashes.jsonl: ``batch`` rows, the rows of each rank with its
+    number, and ``probe`` rows.
+    """
     by_step = zip(*(result.digests for result in results), strict=True)
     batches = [
         {"kind": "batch", "step": step, **ledger_entry(digests)}

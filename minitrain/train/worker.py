@@ -35,7 +35,7 @@ class Worker:
         group: Ranks that train together; None for all.
         device: Device of this rank; None for the CPU.
         timed: The strategy records the times of its buckets.
-        observer: Factory of the observer.
+        observer: Factory of the observer; it is called with this worker.
 
     Attributes:
         model: The plain module; ``sync`` wraps it.
@@ -72,7 +72,9 @@ class Worker:
 
     @contextmanager
     def micro_step(self, micro_batch: MicroBatch, is_last: bool) -> Iterator[None]:
-        """Wrap the forward and backward pass of one micro-batch of a step."""
+        """Return a context for the passes of a micro-batch: the strategy's (``is_last``
+        of the step: DDP synchronizes), with the random numbers of its shard.
+        """
         shard = micro_batch.shard
         random = nullcontext() if self.streams is None else self.streams[shard]
         with self.sync.micro_step(shard, is_last), random:
@@ -92,22 +94,22 @@ class Worker:
         return loss * share
 
     def backward(self, loss: Tensor, micro_batch: MicroBatch) -> None:
-        """Accumulate the weighted and scaled gradients of ``micro_batch``."""
+        """Run the backward pass of the weighted, scaled loss; gradients accumulate."""
         self.precision.scaler.scale(self.weighted(loss, micro_batch)).backward()
 
     def unscale(self) -> None:
-        """Unscale the gradients."""
+        """Unscale the synchronized gradients in fp16. Collective."""
         self.precision.unscale(self.optimizer, self.sync.agree_on_overflow)
 
     def step(self) -> None:
-        """Step the optimizer, and clear the gradients."""
+        """Step the optimizer unless a gradient overflowed, and clear the gradients."""
         self.precision.step(self.optimizer)
         # the model's, because an optimizer may have only some of the parameters
         self.model.zero_grad()
 
     def kept(self) -> dict[str, Any]:
-        """Return everything that later steps depend on: views of the worker's tensors,
-        or of this rank's shards. Collective.
+        """Return everything that later steps depend on, for a checkpoint: views of the
+        worker's tensors, or of this rank's shards. Collective.
         """
         my_heartbeat().enter("checkpoint")
         streams = self.streams or {}
@@ -150,8 +152,8 @@ class Worker:
 
 
 def start_streams(config: RunConfig, count: int) -> list[Stream]:
-    """Return the random numbers of each of ``count`` shards at the first step. This
-    builds their models, and changes the generators of the process.
+    """Return the random numbers with which each of ``count`` shards begins training.
+    This builds the model of each shard, and changes the generators of the process.
     """
     streams = []
     for shard in range(count):

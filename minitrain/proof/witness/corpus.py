@@ -41,7 +41,9 @@ Batch = dict[str, Tensor]
 
 
 class Corpus:
-    """The samples of a corpus.jsonl, split or cut as configured in params.yaml."""
+    """The samples of a corpus.jsonl, split or cut as configured in params.yaml, with
+    their ``names`` and, by name, numbers of ``targets``.
+    """
 
     def __init__(self, corpus: Path, params: Path) -> None:
         # of the extra `lab`; a check of one's own model has no corpus
@@ -61,7 +63,7 @@ class Corpus:
         self.digest = int(digest.hexdigest()[:16], 16)
 
     def samples(self) -> Iterator[bytes]:
-        """Yield every sample, in order."""
+        """Yield the bytes of every sample, in the order of the corpus."""
         split = self.params["shard"]["long_samples"] == "split"
         with open(self.path, encoding="utf-8") as lines:
             for line in filter(str.strip, lines):
@@ -73,7 +75,7 @@ class Corpus:
                     yield rest[: self.block]
 
     def name(self, sample: bytes) -> str:
-        """Return the start of the SHA-256 of its row of ids and its row of labels."""
+        """Return a sample's name: the start of the SHA-256 of its ids and labels."""
         tokens = np.frombuffer(sample, np.uint8)
         rows = np.zeros((2, self.block), np.int64)
         rows[1] = PADDING
@@ -81,7 +83,7 @@ class Corpus:
         return hashlib.sha256(rows.tobytes()).hexdigest()[:16]
 
     def batch(self, samples: list[bytes]) -> Batch:
-        """Return the inputs of a model: ids padded with 0, labels with -100."""
+        """Return a model's inputs (B, block): ids padded with 0, labels with -100."""
         ids = torch.zeros(len(samples), self.block, dtype=torch.int64)
         labels = torch.full_like(ids, PADDING)
         for row, sample in enumerate(samples):
@@ -90,7 +92,9 @@ class Corpus:
         return {"input_ids": ids, "labels": labels}
 
     def batches(self, record: Record) -> dict[int, Batch]:
-        """Build the batches of the sampled steps and the probe from recorded names."""
+        """Build the batches of the sampled steps and of the probe (the step repeated in
+        eval mode) from the recorded names of their samples, by step.
+        """
         probed = [row["step"] for row in record.kind("probe")]
         fed: dict[int, list[str]] = {step: [] for step in (*record.steps(), *probed)}
         for row in record.kind("fed"):
@@ -104,7 +108,9 @@ class Corpus:
     def task(
         self, world_size: int, wire: torch.dtype | None, section: Any = None
     ) -> Task:
-        """Return a run's settings; ``section`` is the argument of the factory."""
+        """Return the settings of a run. ``wire`` is the type in which gradients are
+        sent, if coarser than their own; ``section`` the argument of the model factory.
+        """
         train, model = self.params["train"], self.params["model"]
         count, size = len(self.names), train["global_batch_size"]
         per_epoch = -(-count // size)
@@ -124,8 +130,8 @@ class Corpus:
         )
 
     def data_rung(self, task: Task, record: Record) -> Rung:
-        """Require each sample once per epoch, sample i on rank i % W, batches of the
-        right size and number of targets, and a different order in each epoch.
+        """Check the recorded samples: each once per epoch, sample i on rank i % W,
+        batches of the right size and number of targets, another order in each epoch.
         """
         count, size = len(self.names), self.params["train"]["global_batch_size"]
         per_epoch = -(-count // size)
@@ -182,8 +188,8 @@ class Corpus:
 
 
 def build(model: Mapping[str, Any], section: Any) -> nn.Module:
-    """Build the model with ``model.factory``, from its file or module. The witness
-    imports it itself, so that an error of minitrain's factory is not shared.
+    """Build the model: call ``model.factory``, from its file or module, with
+    ``section``. The witness imports it itself, so as not to share errors of minitrain.
     """
     place, _, name = model["factory"].rpartition(":")
     if place:

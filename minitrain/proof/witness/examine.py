@@ -1,4 +1,4 @@
-"""Examination of a run by the witness: of the pipeline, or on any batches."""
+"""The witness's checks of a run: a run of the pipeline, or on given batches."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -40,10 +40,10 @@ def examine_run(
     exact: bool = True,
     section: Any = None,
 ) -> dict[str, Rung]:
-    """Examine a run of the pipeline, given its corpus and params.yaml.
-
-    Gradients are compared only if ``exact``, not approximations by design. ``wire`` is
-    the type in which they are sent, ``section`` the argument of the model's factory.
+    """Recompute a run from its corpus and params.yaml; return comparison results by
+    name. ``exact``: compare gradients too (False if the strategy approximates them);
+    ``wire``: type in which gradients are sent, if coarser than their own; ``section``:
+    argument of the model's factory.
     """
     samples = Corpus(corpus, params)
     task = samples.task(world_size, wire, section)
@@ -57,7 +57,9 @@ def examine_run(
 def examine_batches(
     task: Task, batches: Sequence[Any], record: Record, *, exact: bool = True
 ) -> dict[str, Rung]:
-    """Examine a run over ``batches``, which restart at the first when they end."""
+    """Recompute a run over ``batches``, one per step in a cycle; return comparison
+    results by name. For ``exact`` see :func:`examine_run`.
+    """
     sizes = [len(tensors_of(batch)[0]) for batch in batches]
     smaller = next((i for i, size in enumerate(sizes) if size < sizes[0]), None)
     (first,) = names_of(chosen(batches[0], [0]))
@@ -102,8 +104,9 @@ def numbers(
     exact: bool,
     others: Iterable[int] = (),
 ) -> dict[str, Rung]:
-    """Examine everything that does not depend on the source of batches. For the steps
-    ``others``, which are not sampled, only batches and their slices are compared.
+    """Check hashes, optimizer steps, losses and gradients; return results by name.
+    ``batch_of`` returns the batch of a step. For the steps ``others``, which are not
+    sampled, only batches and their slices are compared.
     """
     model = built(task)
     found: dict[str, Rung] = {"witness_hashes": hashes_rung(task, model, record)}
@@ -144,8 +147,8 @@ def numbers(
 
 
 def _tells_apart(record: Record, steps: list[int]) -> bool:
-    # true if ``steps`` would reveal a mean of means (of ranks, shards, micro-batches),
-    # or if no step would
+    # returns whether ``steps`` would reveal a mean of means (of ranks, shards,
+    # micro-batches); true also if no step would
     targets: dict[tuple[int, int], Counter[Any]] = defaultdict(Counter)
     for row in record.kind("fed"):
         for number, part in enumerate(row["parts"]):

@@ -50,7 +50,7 @@ NUM_ELEMENTS = 65536
 
 
 def repeats(computer: Computer) -> bool:
-    """Return whether two passes from the same state give the same result."""
+    """Return whether two passes from one state give one result; True if one fails."""
     given = computer.record.of(0, "before"), computer.groups_of(0)
     try:
         one, other = (
@@ -64,9 +64,9 @@ def repeats(computer: Computer) -> bool:
 
 
 def probe_rungs(computer: Computer, mean: Rung) -> dict[str, Rung]:
-    """Compare the run's gradient in eval mode, without random numbers, with the
-    gradient of the whole batch (never of its slices). ``mean`` is the rung on batches
-    and their slices.
+    """Compare the run's gradient in eval mode (the probe), which has no random numbers,
+    with the gradient of the whole batch (never of its slices). ``mean`` is the result
+    ``witness_mean`` of :func:`mean_rungs`. Return results by name.
     """
     record = computer.record
     for row in record.kind("no probe"):
@@ -114,7 +114,8 @@ def _probed(computer: Computer, row: Mapping[str, Any], whole: Pass) -> Rung:
 
 
 def training_rungs(computer: Computer, known: dict[int, Asked]) -> dict[str, Rung]:
-    """Compare the sampled steps with the whole batch.
+    """Compare loss and gradient of the sampled steps with the whole batch. Return
+    results by name.
 
     If the loss of a sample depends on the rest of its slice (batch norm), they are
     compared with the slices; if on random numbers, with the spread of draws. Results on
@@ -192,7 +193,8 @@ def _rounding(
     bits: str,
     evaluate: bool,
 ) -> Pass:
-    # the distance from ``right`` in the run's own precision, from a start one unit away
+    # the distance from ``right`` in the run's own precision, from a start one unit
+    # away; ``alone``: the loss of a sample depends on it only, so other slices will do
     loss, far = 0.0, dict.fromkeys(right.gradients, 0.0)
     ranks, batch = computer.task.world_size, computer.batch_of(step)
     for seed, number in enumerate((1, max(2, ranks), ranks)):
@@ -205,6 +207,7 @@ def _rounding(
         loss = max(loss, abs(one.loss - right.loss))
         for name, wanted in right.gradients.items():
             far[name] = max(far[name], gap(one.of(name, wanted), wanted))
+    # a Pass of distances: of the loss, and for each tensor one number
     gradients = {name: torch.tensor(apart) for name, apart in far.items()}
     return Pass(loss, gradients, unit=one.unit)
 
@@ -215,15 +218,17 @@ def _compare(
     # gaps of gradients and loss, or a rung if they cannot be compared
     if not right.is_finite():
         return rung("breach", f"{where}: the loss or its gradient is not finite")
+    # by noise there are three zones: every tensor is judged, only the projection on the
+    # right gradient (which noise hardly changes), or nothing
     share = noise.largest() / (right.largest() + 1e-300)
     if not FACTOR * share <= NOISE:
-        # noise does not excuse a wrong projection on the right gradient
         wanted = right.flat(right)
         along = float(found.flat(right).double() @ wanted / (wanted @ wanted))
         if share * FACTOR < ALONG_NOISE and not 1 - ALONG <= along <= 1 + ALONG:
             why = f"its projection on the right gradient is {along:.3g} of it"
             return rung("breach", f"{where}: {why}")
         return rung("not run", f"{where}: rounding is as large as the gradient")
+    # less than a 99th of what rounding to 16 bits leaves: the run used finer numbers
     if bits in SIXTEEN_BITS and found.far_from(right) < share / 99:
         return rung("breach", f"{where} is more precise than {bits} allows")
     claim, wanted = torch.tensor([found.loss, right.loss], dtype=torch.float64)
@@ -245,7 +250,9 @@ def _compare(
 
 
 def spread_rung(computer: Computer) -> Rung:
-    """Compare loss and gradient with random draws and eval mode; may only refute."""
+    """Compare the recorded loss and gradient with the spread of passes that draw other
+    random numbers, and with eval mode. This may refute a run but never confirms it.
+    """
     worst, record = NO_GAP, computer.record
     steps = record.steps()
     for step in dict.fromkeys((steps[-1], steps[0])):
@@ -306,7 +313,8 @@ def _spread(computer: Computer, step: int, claim: Pass, number: int) -> Gap:
         _, still = drawn(0, evaluate=True)
     except Exception:
         return largest(gaps)
-    # a run that left out its dropout is closer to eval mode than any draw is
+    # a run that left out its dropout equals eval mode up to rounding, which is less
+    # than a hundredth of the distance of the nearest draw
     nearest = float((flat - still).norm(dim=1).min())
     if float((found - still).norm()) < nearest / 100:
         return Gap(torch.inf, torch.inf, f"step {step}: equal to eval mode")

@@ -18,6 +18,7 @@ from minitrain.proof.witness.record import Rung, Tensors, cuts, rung
 # anything but a mean of its samples is farther away; a model that computes partly in
 # float32 comes as close as 2e-7
 CLOSE = {torch.float64: 1e-6, torch.float32: 1e-3}
+# verdicts are literals on purpose: the witness shares no code with what it checks
 FINE = "within tolerance"
 # number of slices whose weights a message shows, and of buffers that it names
 SHOWN, SHOWN_BUFFERS = 4, 3
@@ -28,8 +29,8 @@ UNSEEN = (
 
 
 class Asked(NamedTuple):
-    """Result for a batch: the rung ``found`` for its slices, None if no two have
-    targets, and whether a pass ``drew`` random numbers.
+    """Result for one batch: the rung ``found`` of the comparison with its slices (None
+    if no two have targets), and whether a pass ``drew`` random numbers.
     """
 
     found: Rung | None
@@ -39,11 +40,11 @@ class Asked(NamedTuple):
 def mean_rungs(
     computer: Computer, others: Iterable[int], known: dict[int, Asked]
 ) -> dict[str, Rung]:
-    """Compare the batches of all sampled steps, and of ``others`` from the final state,
-    with their slices.
+    """Compare the batches of all sampled steps, and of the steps ``others`` from the
+    final state, with the mean of their slices. Return results by name.
 
-    This is done in training mode (``known`` for some steps), or in eval mode if
-    training draws random numbers that cannot be disabled.
+    This is done in training mode (``known`` has the results of some steps), or in eval
+    mode if training draws random numbers that cannot be disabled.
     """
     if computer.task.whole:
         why = "the forward pass communicates, so batches are not cut"
@@ -86,7 +87,8 @@ def _farthest(asked: Iterable[Asked]) -> tuple[Rung, bool]:
 def ask(
     computer: Computer, step: int, state: State, evaluate: bool
 ) -> tuple[Pass, Asked]:
-    """Compare one batch with the slices that the ranks computed, or with its halves.
+    """Compare one batch with the mean of the slices that the ranks computed (of its
+    halves if there is one slice only).
 
     Training mode has no dropout, and batch norm as in eval mode, since its statistics
     of a slice differ by design. Also returns the pass over the whole batch.
@@ -149,7 +151,7 @@ def _wrong_weights(
 
 def buffers_rung(computer: Computer) -> Rung | None:
     """Compare the buffers of two ranks after a pass from one state, and the loss and
-    gradient of one slice with each of them; None if no buffer can change.
+    gradient of one slice with each of them; None without buffers or a second rank.
     """
     names, record = _own_buffers(computer.own), computer.record
     step = record.steps()[-1]

@@ -126,8 +126,9 @@ def _pieces(first: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
 def next_value(
     task: Task, w: Tensor, g: Tensor, m: Tensor, v: Tensor, t: float
 ) -> tuple[Tensor, Tensor]:
-    """Return parameter w after step number t with gradient g, given the moments m and v
-    before it, and the size of the terms of that step (torch.optim.AdamW).
+    """Return parameter w after step number t (from 1) with gradient g, given AdamW's
+    moments m and v before it. Also return the sum of the absolute terms of the step,
+    which bounds its rounding. All in float64.
     """
     rate = task.learning_rate
     if task.optimizer == "sgd":

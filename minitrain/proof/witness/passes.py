@@ -54,8 +54,9 @@ State = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Pass:
-    """A loss and its gradients (or how far rounding moves them), by tensor. ``drew``
-    is true if random numbers were drawn; ``unit`` is one ULP of the type of the loss.
+    """A loss and its gradients by name (or the distances that rounding moves them).
+    ``drew`` is true if random numbers were drawn; ``unit`` is one ULP of 1.0 in the
+    type of the loss.
     """
 
     loss: float
@@ -64,7 +65,7 @@ class Pass:
     unit: float = 0.0
 
     def of(self, name: str, like: Tensor) -> Tensor:
-        """Return a gradient, zero for an unused parameter."""
+        """Return the gradient of ``name``; zeros like ``like`` if it is unused."""
         found = self.gradients.get(name)
         return torch.zeros_like(like) if found is None else found
 
@@ -73,8 +74,8 @@ class Pass:
         return max((size(g) for g in self.gradients.values()), default=0.0)
 
     def far_from(self, other: "Pass") -> float:
-        """Return the largest difference relative to the largest gradient; for losses,
-        relative to loss plus gradient, since a loss may cancel to zero.
+        """Return the largest difference from ``other``, relative to its largest
+        gradient; for losses, relative to loss plus gradient, as a loss may be zero.
         """
         named = other.gradients.items()
         apart = max((gap(self.of(n, g), g) for n, g in named), default=0.0)
@@ -83,19 +84,19 @@ class Pass:
         return max(far, apart / largest)
 
     def flat(self, like: "Pass") -> Tensor:
-        """Concatenate all gradients, in the order of another pass."""
+        """Concatenate all gradients, in the order of the pass ``like``."""
         named = like.gradients.items()
         return torch.cat([self.of(name, g).flatten() for name, g in named])
 
     def is_finite(self) -> bool:
-        """Return whether there is neither a NaN nor an infinity."""
+        """Return whether loss and gradients have neither a NaN nor an infinity."""
         return bool(torch.tensor(self.loss).isfinite()) and all(
             bool(g.isfinite().all()) for g in self.gradients.values()
         )
 
 
 def size(tensor: Tensor) -> float:
-    """Return the largest absolute value."""
+    """Return the largest absolute value, 0 if the tensor is empty."""
     return float(tensor.abs().max()) if tensor.numel() else 0.0
 
 
@@ -105,8 +106,8 @@ def gap(a: Tensor, b: Tensor) -> float:
 
 
 class Computer:
-    """The model of a task, in float64 and in its own precision, and the batches of its
-    steps: whole, and sliced as the ranks computed them.
+    """Computes losses and gradients of a task, in float64 and in the run's precision,
+    over the batches of its steps: whole, or sliced as the ranks computed them.
     """
 
     def __init__(
@@ -146,8 +147,9 @@ class Computer:
     def exact(
         self, state: State, groups: Groups, evaluate: bool, *, steady: bool = False
     ) -> Pass:
-        """Compute in float64, or in the model's own type if float64 fails. ``steady``
-        disables dropout and uses batch norm as in eval mode.
+        """Compute over all slices in float64, or in the model's own type if float64
+        fails. ``evaluate`` selects eval mode; ``steady`` only disables dropout and uses
+        batch norm as in eval mode.
         """
         with Steady() if steady else nullcontext():
             if self.type == torch.float64:
@@ -174,10 +176,10 @@ class Computer:
         seed: int = 0,
         every: int = 1,
     ) -> Pass:
-        """Compute in the run's precision; in fp16 with the largest scale of the loss
-        that does not overflow, except in eval mode (a probe). With ``every`` k, only
-        each k-th element of a flat gradient is kept, which saves most of the time and
-        memory of a large model.
+        """Compute in the run's precision ``bits``; in fp16 with the largest scale of
+        the loss that does not overflow, except in eval mode (a probe). With ``every``
+        k, only each k-th element of a flat gradient is kept, which saves most of the
+        time and memory of a large model.
         """
         dtype, scale = SIXTEEN_BITS.get(bits), 1.0
         if bits == "fp16" and not evaluate:
@@ -192,7 +194,9 @@ class Computer:
         return one
 
     def nudged(self, state: State, seed: int) -> Tensors:
-        """Move every parameter one ULP up or down; none of them with seed 0."""
+        """Return a copy with every parameter moved one ULP up or down at random; with
+        ``seed`` 0 they are unchanged.
+        """
         chance, moved = torch.Generator().manual_seed(seed), dict(state)
         for name, _ in self.own.named_parameters() if seed else ():
             tensor = state[name]
@@ -353,7 +357,7 @@ def built(task: Task) -> nn.Module:
 
 
 def failure(error: Exception) -> str:
-    """Describe an error of the model in a line."""
+    """Describe an error of the model in one line: its type and start of the message."""
     message = " ".join(str(error).split())[:100]
     return ": ".join(filter(None, (type(error).__name__, message)))
 

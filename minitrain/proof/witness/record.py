@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 Tensors = dict[str, Tensor]
+# the result of one check
 Rung = dict[str, Any]
 HASHED = {"gradients": "gradients", "after": "parameters"}
 Rows = Mapping[tuple[int, int], Mapping[str, Any]]
@@ -43,7 +44,7 @@ class Task:
     digest: int = 0
 
     def promised(self) -> list[int]:
-        """Return the steps whose tensors are hashed."""
+        """Return the steps whose tensors the run must hash, sorted."""
         last = self.num_steps - 1
         steps = {*range(min(3, last + 1)), *range(0, last + 1, self.hash_every)}
         if self.smaller is not None and self.smaller <= last:
@@ -51,7 +52,9 @@ class Task:
         return sorted(steps | {max(0, last - 1), last})
 
     def sampled(self) -> set[int]:
-        """Return the steps with kept tensors: the first two, the last, and two more."""
+        """Return the steps whose tensors the run must keep: the first two, the last,
+        ``smaller`` if it is hashed, and one selected by ``digest``.
+        """
         steps = self.promised()
         drawn = steps[self.digest % len(steps)]
         smaller = {step for step in steps if step == self.smaller}
@@ -73,23 +76,24 @@ class Record:
     state: Mapping[str, Tensor]
 
     def of(self, step: int | str, kind: str) -> Tensors:
-        """Return the tensors of one kind at a step, by name."""
+        """Return the tensors of one kind at a step, by name; empty without any."""
         start = f"{step}/{kind}/"
         every = self.tensors.items()
         return {key[len(start) :]: t for key, t in every if key.startswith(start)}
 
     def steps(self) -> list[int]:
-        """Return the sampled steps."""
+        """Return the sampled steps, which have tensors, sorted."""
         heads = {key.partition("/")[0] for key in self.tensors}
         return sorted(int(head) for head in heads if head.isdigit())
 
     def kind(self, kind: str) -> list[Mapping[str, Any]]:
-        """Return the rows of one kind."""
+        """Return the rows whose kind is ``kind``."""
         return [row for row in self.rows if row["kind"] == kind]
 
 
 def rung(verdict: str, detail: str, gap: float | None = None) -> Rung:
-    """Return the result of a comparison that does not concern bits."""
+    """Return the result of a check that compares no bits; ``gap`` is a distance."""
+    # literals on purpose: the witness shares no code with what it checks
     return {
         "bytes_equal": None,
         "max_ulp": None,
@@ -101,14 +105,16 @@ def rung(verdict: str, detail: str, gap: float | None = None) -> Rung:
 
 @dataclass(frozen=True)
 class Gap:
-    """Distance of two tensors, also as a share of the limit."""
+    """Largest absolute difference of two tensors, and as a share of its limit (negative
+    if nothing was compared).
+    """
 
     share: float
     size: float
     where: str
 
     def rung(self) -> Rung:
-        """Return a rung: within tolerance, or a breach."""
+        """Return "within tolerance", or a breach (also if nothing was compared)."""
         if 0 <= self.share <= 1:
             detail = f"at most {self.share:.2g} of the limit, {self.where}"
             return rung("within tolerance", detail, self.size)
@@ -124,7 +130,9 @@ NO_GAP = Gap(-1.0, 0.0, "nothing was compared")
 
 
 def compare(found: Tensor, wanted: Tensor, allowed: Any, where: str) -> Gap:
-    """Compare tensors of one shape; ``allowed`` is one limit or one per element."""
+    """Compare tensors; ``allowed`` is one limit or one per element. Other shapes give
+    an infinite gap, empty tensors ``NO_GAP``.
+    """
     if found.shape != wanted.shape:
         return Gap(math.inf, math.inf, f"{where} has a different shape")
     if not found.numel():
@@ -137,7 +145,7 @@ def compare(found: Tensor, wanted: Tensor, allowed: Any, where: str) -> Gap:
 
 
 def largest(gaps: Iterable[Gap]) -> Gap:
-    """Return the gap with the largest share of its limit."""
+    """Return the gap with the largest share of its limit; ``NO_GAP`` if none."""
     return max(gaps, key=lambda gap: gap.share, default=NO_GAP)
 
 
@@ -146,8 +154,9 @@ def data_rung(
     record: Record,
     wrong_at: Callable[[int, Sequence[Mapping[str, Any]], Any], str],
 ) -> Rung:
-    """Check the samples of every rank at every step. ``wrong_at`` describes an error of
-    a step, given the rows of its ranks and the ledger of its batch, or returns "".
+    """Check the samples of every rank and step. ``wrong_at`` gets a step, its row per
+    rank and the recorded digests of its batch by rank (or None), and returns an error
+    or "".
     """
     fed = {(row["step"], row["rank"]): row for row in record.kind("fed")}
     every = {(s, r) for s in range(task.num_steps) for r in range(task.world_size)}
@@ -162,18 +171,18 @@ def data_rung(
 
 
 def fed_names(row: Mapping[str, Any]) -> list[str]:
-    """Return the samples that a rank computed at a step."""
+    """Return the names of the samples in a ``fed`` row: of one rank and step."""
     return [name for part in row["parts"] for name in part["samples"]]
 
 
 def fed_targets(row: Mapping[str, Any]) -> int:
-    """Return the number of targets of these samples, as counted by the rank."""
+    """Return the number of targets in a ``fed`` row, as counted by the rank."""
     return sum(part["targets"] for part in row["parts"])
 
 
 def weight_is_wrong(row: Mapping[str, Any], targets: int, ledger: Any) -> str:
-    """Describe an error in a rank's weight in a batch of ``targets``, or in its samples
-    by the ``ledger`` of that batch; "" if there is none.
+    """Describe an error in a rank's weight in a batch with this number of ``targets``,
+    or in its samples by ``ledger``, the digests of that batch by rank; "" if none.
     """
     rank, divisor = row["rank"], row.get("global_targets")
     # a rank without samples has no weight
@@ -260,23 +269,23 @@ def _step_is_wrong(step: int, rows: Rows, record: Record, digest: Digest) -> str
 
 
 def cuts(batch: Any, count: int) -> list[Any]:
-    """Cut a batch into ``count`` slices of every ``count``-th sample."""
+    """Cut a batch into slices ``[i::count]``: ``count``, or as many as its samples."""
     most = min([count, *map(len, tensors_of(batch))])
     return [chosen(batch, slice(index, None, count)) for index in range(most)]
 
 
 def chosen(batch: Any, rows: list[int] | slice) -> Any:
-    """Select samples of a batch, in this order."""
+    """Select the samples ``rows`` of all tensors of a batch, in this order."""
     return mapped(batch, lambda tensor: tensor[rows].contiguous())
 
 
 def doubled(batch: Any) -> Any:
-    """Convert a batch's real numbers to float64."""
+    """Convert the floating-point tensors of a batch to float64."""
     return mapped(batch, lambda t: t.double() if t.is_floating_point() else t)
 
 
 def names_of(batch: Any) -> list[str]:
-    """Name each sample: the start of the SHA-256 of its tensors' bytes."""
+    """Name each sample of a batch: the start of the SHA-256 of its tensors' bytes."""
     names = []
     for rows in zip(*tensors_of(batch), strict=True):
         digest = hashlib.sha256()
@@ -299,7 +308,7 @@ def _bytes(tensor: Tensor) -> memoryview:
 
 
 def tensors_of(batch: Any) -> list[Tensor]:
-    """List the tensors in a batch."""
+    """List the tensors in a batch: a tensor, or nested lists, tuples and mappings."""
     if isinstance(batch, Tensor):
         return [batch]
     values: Any = batch if isinstance(batch, list | tuple) else ()
@@ -308,7 +317,7 @@ def tensors_of(batch: Any) -> list[Tensor]:
 
 
 def mapped(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Change all tensors of a batch."""
+    """Apply ``change`` to all tensors of a batch, and return it in its structure."""
     if isinstance(batch, Tensor):
         return change(batch)
     if isinstance(batch, Mapping):
