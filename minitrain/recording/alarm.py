@@ -1,4 +1,4 @@
-"""Findings of the rules, each an alarm or a note in one line, and values by rank."""
+"""Findings of the rules, each an alarm or a note, and comparison of ranks' values."""
 
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
@@ -6,15 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 Row = Mapping[str, Any]
-# the same (optimizer, step) of all ranks, in rank order
+# one row per rank, in rank order, of one step (or all headers, or all ends)
 Rows = Sequence[Row]
 # at most so many ranks are named
 NAMED = 8
 SYMPTOM = "docs/symptoms/{}.md"
-# the page that explains all rules
+# the page that explains all rules, for those without a page
 RULES_PAGE = "docs/reference/recordings.md"
-# the page on the symptom of a rule, if there is one; of its alarms, as most notes have
-# no page
+# the page on the symptom that an alarm of a rule explains; most notes have no page
 PAGES = {
     "buffers": SYMPTOM.format("loss-differs"),
     "gradients": SYMPTOM.format("loss-differs"),
@@ -35,11 +34,11 @@ TROUBLE = {"not finite", "stall"}
 
 @dataclass(frozen=True)
 class Alarm:
-    """A finding, with its probable ``cause``.
+    """A problem found by a rule, with its probable ``cause``.
 
-    ``ranks`` differ from the others; empty if it concerns all. A note (``severe``
-    False) reports what may be intended. ``tensors`` are all that have the fault, of
-    rules whose fault may spread to more tensors later.
+    ``ranks`` are those that differ from the rest; empty if all are affected. ``severe``
+    is False for a note, which may be intended. ``tensors`` are all affected ones, if
+    the rule lists them: the problem is reported again if many more are affected later.
     """
 
     rule: str
@@ -62,7 +61,7 @@ class Alarm:
         return f"{where}: {self.what}{cause}"
 
     def row(self) -> dict[str, Any]:
-        """Return the line of a recording."""
+        """Return the finding as a row of a recording, of kind "alarm" or "note"."""
         return {
             "kind": "alarm" if self.severe else "note",
             "rule": self.rule,
@@ -74,18 +73,18 @@ class Alarm:
 
 
 def alarm(rows: Rows, rule: str, what: str, cause: str, **rest: Any) -> Alarm:
-    """Return an alarm at the step of ``rows``."""
+    """Return an :class:`Alarm` for the step of ``rows``; ``rest``: more fields."""
     return Alarm(rule, rows[0]["step"], what, cause, **rest)
 
 
 def note(rows: Rows, rule: str, what: str, cause: str, **rest: Any) -> Alarm:
-    """Return a note at the step of ``rows``."""
+    """Return a non-severe :class:`Alarm` for the step of ``rows``."""
     return alarm(rows, rule, what, cause, severe=False, **rest)
 
 
 def page_on(row: Row) -> str:
-    """Return the page of docs/ on a finding, which is a line of a recording; an empty
-    text for a note on what may be intended.
+    """Return the path of the documentation page on a finding, given as a row of a
+    recording; "" for a note, unless its rule is in :data:`TROUBLE`.
     """
     if row["kind"] == "note" and row["rule"] not in TROUBLE:
         return ""
@@ -93,27 +92,27 @@ def page_on(row: Row) -> str:
 
 
 def in_ranks(ranks: Sequence[int]) -> str:
-    """Return ``rank 1`` or ``ranks 0, 1``, and the first of many."""
+    """Return a text, ``rank 1`` or ``ranks 0, 1``; of many, the first :data:`NAMED`."""
     more = f" and {len(ranks) - NAMED} more" if len(ranks) > NAMED else ""
     first = ", ".join(map(str, ranks[:NAMED]))
     return f"rank{'s' * (len(ranks) > 1)} {first}{more}"
 
 
 def lacks(ranks: Sequence[int], folder: object) -> str:
-    """Return a line: files of ``ranks`` are not in ``folder``, and how to copy them."""
+    """Return a message: files of ``ranks`` are not in ``folder``, and which to copy."""
     files = f"rank-{ranks[0]}.jsonl and times-{ranks[0]}.csv"
     files += f", and the files of {in_ranks(ranks[1:])}" if ranks[1:] else ""
     return f"lacks {in_ranks(ranks)}: copy {files} from another host into {folder}"
 
 
 def unless_all(ranks: Sequence[int], rows: Rows) -> Sequence[int]:
-    """Return the ranks to be named: none if all are concerned."""
+    """Return ``ranks``, or nothing if these are all ranks of ``rows``."""
     return ranks if len(ranks) < len(rows) else ()
 
 
 def unlike(values: Sequence[Hashable]) -> list[int]:
-    """Return the ranks that have another value than most; of two equally frequent
-    values, the ranks that differ from the first.
+    """Return the ranks whose value is not the most frequent one (of several such, the
+    first); empty if all are equal. ``values``: one per rank, at least one.
     """
     # max and Counter keep the order of the ranks
     counts = Counter(values)
@@ -122,14 +121,14 @@ def unlike(values: Sequence[Hashable]) -> list[int]:
 
 
 def against(values: Sequence[Any], ranks: Sequence[int]) -> str:
-    """Return the value of the first of ``ranks``, and the value of another rank."""
+    """Return a text: the value of ``ranks[0]``, and of a rank not in ``ranks``."""
     others = (value for rank, value in enumerate(values) if rank not in ranks)
     return f"{values[ranks[0]]}, but elsewhere {next(others)}"
 
 
 def first_unlike(tables: Sequence[Mapping[str, Hashable]]) -> tuple[str, list[int]]:
-    """Return the first name whose value differs between ``tables``, and the ranks that
-    :func:`unlike` returns for it; an empty name if there is none.
+    """Return the first name whose value differs between the ranks' ``tables``, and the
+    ranks that :func:`unlike` returns for it; "" and no ranks if there is none.
     """
     for name in all_names(tables):
         if ranks := unlike([table.get(name) for table in tables]):
@@ -138,10 +137,10 @@ def first_unlike(tables: Sequence[Mapping[str, Hashable]]) -> tuple[str, list[in
 
 
 def all_names(tables: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the names in any of ``tables``, in their order."""
+    """Return the names in any of ``tables``, each once, in order of appearance."""
     return [*dict.fromkeys(name for table in tables for name in table)]
 
 
 def hashes(row: Row, what: str) -> dict[str, str]:
-    """Return hashes by name of ``gradients``, ``parameters`` or ``buffers``."""
+    """Return a row's hashes of ``what`` ("gradients", "parameters" ...), by name."""
     return {name: print_["hash"] for name, print_ in row.get(what, {}).items()}

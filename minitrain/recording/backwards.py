@@ -1,9 +1,9 @@
-"""Backward passes of a step: the forward passes that its gradients come from, and the
-gradients of this rank before any reduction, in the step and in each pass.
+"""Hooks of backward passes: from which forward passes a gradient was accumulated, and
+sketches of this rank's gradients before any reduction, of a step and of each pass.
 
 Gradients that were dropped before a step (``zero_grad`` after a step that a loss scaler
 skipped) belong to no step, nor do their passes. Gradients that a step leaves in place
-go into the next one. A hook just before a backward pass adds to a gradient sees both.
+go into the next one. A hook before a backward pass adds to a gradient detects both.
 """
 
 import weakref
@@ -20,7 +20,7 @@ from minitrain.recording.format import Row
 from minitrain.recording.hooks import Tap, is_in_parts, parameters_of
 
 Sketch = list[float]
-# bytes of gradients that wait to be sketched: less than a bucket of DDP
+# at most so many bytes wait to be sketched: less than a bucket of DDP
 KEPT = 8 << 20
 # more passes of a step are not distinguished: their sketches would fill the disk
 MOST_PASSES = 16
@@ -28,45 +28,48 @@ MOST_PASSES = 16
 
 @dataclass
 class Pass:
-    """A forward pass: ``told`` goes into the row of its step; ``first`` too, which only
-    the first pass of a step has.
+    """A training pass. ``told``: facts for the row of its step, such as its inputs.
+    ``first``: more facts, such as buffers, which only the first pass of a step has.
     """
 
     number: int
     told: Row
     first: Row | None = None
     losses: list[Tensor | float] = field(default_factory=list)
-    # a backward pass came next
+    # whether a backward pass came next
     has_backward: bool = False
 
 
 @dataclass
 class Gradient:
-    """The gradient of a parameter as it is known: ``since`` is the number of the
-    first forward pass that is in it. It is ``carried`` if it includes the gradient of
-    the step before, and ``touched`` if it changed between two passes of which the first
-    did not synchronize.
+    """Record of one parameter's ``.grad``. ``since``: number of the first forward pass
+    accumulated in it. ``carried``: it still contains the previous step's gradient (no
+    zero_grad). ``touched``: it was modified between two backward passes, the first of
+    them under no_sync.
     """
 
     since: int
     carried: bool = False
     touched: bool = False
-    # the last backward pass that added to it, and which one of the step that was
-    last: int = 0
+    # number of the last backward pass that adds to it, and how many have so far
+    last_backward: int = 0
     count: int = 0
-    # its version as a pass left it, and whether that pass synchronized
+    # autograd's count of changes after that pass, and whether it synchronized
     version: int | None = None
     synced: bool = True
-    # of each pass but the last, by sketch; None if they are too many
+    # sketch of what each pass but the last added; None if there are too many
     shares: list[Sketch] | None = field(default_factory=list)
-    # what the running pass adds to
+    # sketch of the sum of earlier passes, to which the running pass adds
     base: Sketch | None = None
 
 
 class Backwards:
-    """Gradients that are ``known``, by parameter, and sketches of them as backward
-    passes leave them, before any reduction. A pass that is not synchronized leaves its
-    gradient to the next one, which adds to it.
+    """Sketches of this rank's gradients before any reduction, by name of parameter.
+
+    A hook before a backward pass adds to a gradient enters it in ``known``. A hook
+    after that sketches or copies it, if the pass synchronizes; else the next pass adds
+    to it. :meth:`take` returns the sketches at the optimizer's step. After the step,
+    rows.py deletes its gradients from ``known``.
     """
 
     def __init__(self) -> None:
@@ -75,22 +78,22 @@ class Backwards:
         self.forget()
 
     def forget(self) -> None:
-        """Remove the hooks, and note that no step to be recorded comes next."""
+        """Remove the hooks and drop all gradients: the next step is not recorded."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
         self._heard.clear()
         self.known: dict[str, Gradient] = {}
-        self._number, self._first, self._running = 0, 0, False
-        self._last: Pass | None = None
-        self._own: dict[str, Sketch] = {}
-        # gradients that are yet to be sketched, and their bytes
-        self._kept: dict[str, Tensor] = {}
+        self._num_backwards, self._first_forward, self._running = 0, 0, False
+        self._last_forward: Pass | None = None
+        self._own_sketches: dict[str, Sketch] = {}
+        # copies of gradients that are not sketched yet, and their bytes
+        self._unsketched: dict[str, Tensor] = {}
         self._num_kept = 0
 
     def listen(self, inner: nn.Module) -> None:
-        """Hook parameters that require a gradient and have no hooks yet; not sharded
-        ones, of which no rank has a gradient before the reduction.
+        """Add hooks to parameters that require a gradient and have none yet. Sharded
+        ones are skipped: no rank has their gradients before the reduction.
         """
         for name, parameter in parameters_of(inner).items():
             heard = self._heard.get(id(parameter), lambda: None)() is parameter
@@ -101,11 +104,11 @@ class Backwards:
 
     def _hook(self, name: str, parameter: nn.Parameter) -> None:
         def look(added: Tensor) -> None:
-            self._before(name, parameter.grad)
+            self._before_adding(name, parameter.grad)
 
         def see(parameter: Tensor) -> None:
             if parameter.grad is not None:
-                self._after(name, parameter.grad)
+                self._after_adding(name, parameter.grad)
 
         self._handles += [
             parameter.register_hook(Tap(look)),
@@ -113,30 +116,30 @@ class Backwards:
         ]
 
     def pass_begins(self, one: Pass) -> None:
-        """Note a forward pass, the first after a backward pass or not."""
-        self._last = one
+        """Register a forward pass: the next backward pass belongs to it."""
+        self._last_forward = one
         if self._running:
-            self._first, self._running = one.number, False
+            self._first_forward, self._running = one.number, False
 
-    def _before(self, name: str, gradient: Tensor | None) -> None:
+    def _before_adding(self, name: str, gradient: Tensor | None) -> None:
         if not self._running:
             self._running = True
-            self._number += 1
-            if self._last is not None:
-                self._last.has_backward = True
+            self._num_backwards += 1
+            if self._last_forward is not None:
+                self._last_forward.has_backward = True
         known = self.known.get(name)
-        if known is not None and known.last == self._number:
+        if known is not None and known.last_backward == self._num_backwards:
             return
         version = known.version if known else None
         changed = gradient is not None and changes_in_place(gradient) != version
         # a gradient that is zero but unchanged since its pass was not dropped
         is_new = gradient is None or (changed and _is_zero(gradient))
         if is_new or known is None:
-            known = Gradient(self._first, carried=not is_new)
+            known = Gradient(self._first_forward, carried=not is_new)
             self.known[name] = known
         elif changed and not known.synced:
             known.touched = True
-        known.last, known.count = self._number, known.count + 1
+        known.last_backward, known.count = self._num_backwards, known.count + 1
         if known.count == 1:
             self._take_own(name)
         elif gradient is not None and known.shares is not None:
@@ -147,17 +150,19 @@ class Backwards:
             if len(known.shares) > MOST_PASSES:
                 known.shares = None
 
-    def _after(self, name: str, gradient: Tensor) -> None:
-        synced = self._last is None or self._last.told["synced"] is not False
+    def _after_adding(self, name: str, gradient: Tensor) -> None:
+        synced = (
+            self._last_forward is None or self._last_forward.told["synced"] is not False
+        )
         if known := self.known.get(name):
             known.version, known.synced = changes_in_place(gradient), synced
         if not synced:
             return
         if gradient.layout is not torch.strided or gradient.nbytes > KEPT:
-            self._own[name] = sketch(gradient)
+            self._own_sketches[name] = sketch(gradient)
             return
-        # later, many at once: during a backward pass each takes three times as long
-        self._kept[name] = gradient.detach().clone()
+        # sketched later, many at once: during backward each takes three times as long
+        self._unsketched[name] = gradient.detach().clone()
         self._num_kept += gradient.nbytes
         if self._num_kept > KEPT:
             self._sketch_kept()
@@ -165,11 +170,11 @@ class Backwards:
     def take(
         self, names: list[str]
     ) -> tuple[dict[str, Sketch], dict[str, list[Sketch]]]:
-        """Return the sketches of ``names``; and for gradients of several passes, the
-        sketch of the share of each pass.
+        """Remove and return the sketches of ``names``, those that exist; and for
+        gradients of several passes, a list with the sketch of each pass's share.
         """
         self._sketch_kept()
-        own = {n: self._own.pop(n) for n in names if n in self._own}
+        own = {n: self._own_sketches.pop(n) for n in names if n in self._own_sketches}
         passes = {}
         for name, of_all in own.items():
             known = self.known.get(name)
@@ -178,17 +183,17 @@ class Backwards:
         return own, passes
 
     def _take_own(self, name: str) -> Sketch | None:
-        own, kept = self._own.pop(name, None), self._kept.pop(name, None)
+        own, kept = self._own_sketches.pop(name, None), self._unsketched.pop(name, None)
         self._num_kept -= 0 if kept is None else kept.nbytes
         return own if kept is None else sketch(kept)
 
     def _sketch_kept(self) -> None:
         self._num_kept = 0
-        # not over its items: each device has a thread that may add some
+        # no loop over its items: a thread of another device may add some meanwhile
         with suppress(KeyError):
             while True:
-                name, gradient = self._kept.popitem()
-                self._own[name] = sketch(gradient)
+                name, gradient = self._unsketched.popitem()
+                self._own_sketches[name] = sketch(gradient)
 
 
 def _less(a: Sketch, b: Sketch | None) -> Sketch:

@@ -31,7 +31,7 @@ COLUMNS = (
     *("step", "optimizer", *(f"{part}_ms" for part in PARTS)),
     *("last_gradient_ns", "samples", "recorded", "evals"),
 )
-# the last line of a rank that ended its recording
+# the last line of the file of a rank that ended its recording
 END = "# end"
 # "end": the rank waits for the others' end of the recording
 Phase = Literal[
@@ -44,25 +44,25 @@ Phase = Literal[
     "other",
     "optimizer",
 ]
-# a clock counts from the boot of its host
+# clocks count from the boot of their host, so they can be compared within one boot
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def path_of_times(folder: Path, rank: int) -> Path:
-    """Return the file of the times of ``rank``: columns of :data:`COLUMNS`, a row for
-    each step of an optimizer.
+    """Return the path of the times of ``rank``, a CSV file: :data:`COLUMNS`, with a row
+    for each step of an optimizer.
     """
     return folder / f"times-{rank}.csv"
 
 
 def host() -> str:
-    """Return a name that processes share whose clocks can be compared."""
+    """Return an ID that is equal for processes whose clocks can be compared."""
     return BOOT_ID.read_text().strip() if BOOT_ID.exists() else socket.gethostname()
 
 
 @dataclass
 class Timed:
-    """A step: pairs of stamps at the begin and end of each phase, and its counts."""
+    """A step: the phases (name, begin, end), and counts of samples and evaluations."""
 
     spans: list[tuple[str, Any, Any]] = field(default_factory=list)
     last_gradient_ns: int | None = None
@@ -71,12 +71,12 @@ class Timed:
 
 
 class RecordingClock:
-    """Stamp the steps of one rank, and append a row of each to its file in ``folder``.
+    """Time the phases of one rank's steps, and append a row per step to its file.
 
     The recorder calls it as a training pass begins and ends, and as an optimizer does;
-    ``restart`` leaves out what it did meanwhile itself. ``phase`` is what the rank is
-    at since ``stamped_s``, after so many ``steps``, in its ``thread``. On a GPU stamps
-    are events, which are read once they have happened.
+    :meth:`restart` excludes the recorder's own work. ``phase`` is the current one since
+    ``stamped_s`` (of ``time.monotonic``), after ``steps`` steps, in ``thread``. On GPUs
+    stamps are CUDA events, which are read once they have happened.
     """
 
     def __init__(self, folder: Path, rank: int, on_gpu: bool) -> None:
@@ -90,35 +90,35 @@ class RecordingClock:
         self.steps, self.stamped_s, self.thread = 0, time.monotonic(), 0
 
     def restart(self) -> None:
-        """Leave out the time since the last stamp."""
+        """Exclude the time since the last stamp: it belongs to no phase."""
         self._at = self._now()
 
     def mark(self, part: str, then: "Phase") -> None:
-        """Book the time since the last stamp to ``part``; phase ``then`` begins."""
+        """Add the time since the last stamp to ``part``, and begin phase ``then``."""
         now = self._now()
         self._timed.spans.append((part, self._at, now))
         self._at, self.phase, self.stamped_s = now, then, time.monotonic()
 
     def evaluates(self) -> None:
-        """Note a forward pass that is none of the training."""
+        """Count a forward pass outside training, and begin phase "evaluation"."""
         self._timed.evals += 1
         self.phase, self.stamped_s = "evaluation", time.monotonic()
 
     def pass_begins(self, args: Any, options: Any) -> None:
-        """Note the begin of a forward pass of the training."""
+        """Begin phase "forward", and count samples: rows of the first tensor given."""
         self._in_backward, self.thread = False, get_ident()
         self.mark("data", "forward")
         first = next((t for t in tensors_of([args, options]) if t.dim()), None)
         self._timed.samples += 0 if first is None else len(first)
 
     def pass_ended(self, outputs: Any) -> None:
-        """Note its end, and hook tensors in ``outputs`` to see the backward pass."""
+        """End a forward pass, and hook tensors in ``outputs`` to time backward."""
         self.mark("forward", "forward")
         for tensor in tensors_of(outputs):
             if tensor.requires_grad and not tensor.is_leaf:
                 tensor.register_hook(self._backward_begins)
 
-    # the loss may be compiled, and this with it
+    # else a compiled loss would have it compiled, too
     @uncompiled
     def _backward_begins(self, gradient: Tensor) -> None:
         if not self._in_backward:
@@ -138,11 +138,13 @@ class RecordingClock:
         self.mark("exposed", "other")
 
     def step_begins(self) -> None:
-        """Note the begin of an optimizer's step."""
+        """End phase "other", and begin "optimizer"."""
         self.mark("other", "optimizer")
 
     def step_ended(self, optimizer: int, step: int, recorded: bool) -> None:
-        """Note its end; the times of ``recorded`` steps include the recorder's own."""
+        """End a step, and write its row; the times of ``recorded`` steps include the
+        recorder's own. On a GPU the row is written once its stamps are known.
+        """
         self.mark("optimizer", "data")
         self.steps += 1
         self._unread.append(([step, optimizer, recorded], self._timed))
@@ -150,7 +152,7 @@ class RecordingClock:
         self._write()
 
     def close(self) -> None:
-        """Write what is left, and close the file."""
+        """Write the remaining rows and the end, and close the file."""
         # after an error on the GPU no event can be waited for, or read
         with suppress(RuntimeError):
             if self._on_gpu and self._unread:
@@ -179,7 +181,7 @@ class RecordingClock:
     def _append(self, cells: list[Any]) -> None:
         try:
             if self._file is None:
-                # line by line, for a run that is killed
+                # line buffering keeps the rows of a run that is killed
                 self._file = open(self._path, "x", buffering=1)  # noqa: SIM115
                 self._file.write(f"# host {host()}\n{','.join(COLUMNS)}\n")
             self._file.write(",".join(map(str, cells)) + "\n")

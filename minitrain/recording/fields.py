@@ -46,7 +46,7 @@ Names = list[StrictStr]
 
 
 class About(BaseModel):
-    """A parameter of the model."""
+    """A parameter of the model: an entry of the header."""
 
     shape: list[Count]
     dtype: StrictStr
@@ -54,7 +54,7 @@ class About(BaseModel):
 
 
 class Print(BaseModel):
-    """A fingerprint of a tensor."""
+    """A fingerprint of a tensor, see fingerprint.py."""
 
     hash: StrictStr
     norm: Length
@@ -62,14 +62,14 @@ class Print(BaseModel):
 
 
 class OfIntegers(BaseModel):
-    """A buffer of integers, which has a hash alone."""
+    """A fingerprint of a buffer of integers: only a hash."""
 
     model_config = ConfigDict(extra="forbid")
     hash: StrictStr
 
 
 class Called(BaseModel):
-    """A call of a module: fingerprints of what it gets and returns."""
+    """A call of a module in a forward pass: its name, inputs and outputs."""
 
     module: StrictStr
     inputs: Print
@@ -92,6 +92,7 @@ TOLD = {
     "tensor": StrictStr,
     "line": StrictStr,
 }
+# required keys, by kind of line
 FIELDS: dict[str, dict[str, Any]] = {
     "recording": {
         **dict.fromkeys(("version", "every", "threads"), Positive),
@@ -148,7 +149,9 @@ def _adapters(kind: str) -> dict[str, TypeAdapter[Any]]:
 
 
 def fault_of(row: Mapping[str, Any]) -> str | None:
-    """Return the first fault of a line of a known kind; None if it has none."""
+    """Return a text on the first missing or invalid key of a line; None if all are
+    valid. KeyError for an unknown kind of line.
+    """
     kind = row["kind"]
     for key, adapter in _adapters(kind).items():
         try:
@@ -162,5 +165,5 @@ def fault_of(row: Mapping[str, Any]) -> str | None:
 
 
 def shown(value: Any) -> str:
-    """Return a value of any size and depth, shortened for an error message."""
+    """Return a shortened ``repr`` for an error message: at most 80 characters."""
     return SHOWN.repr(value)[:80]

@@ -28,43 +28,45 @@ Numbers = npt.NDArray[Any]
 USUAL = (torch.float32, torch.float64, torch.complex64, torch.int64)
 DIGEST_BYTES = 16
 BINS = 8
+# elements of a block, its eighths, elements of a row
 BLOCK, PARTS, ROW = 1 << 14, 8, 64
 PART = BLOCK // PARTS
-# blocks at a time: in float64 they stay in a processor's cache
+# so many blocks are added at a time: in float64 they stay in a processor's cache
 TOGETHER = 4
 
 
 def digest(tensor: Tensor) -> str:
-    """Return 32 hex digits, the start of BLAKE3 of a tensor's bytes in row-major order.
+    """Return the BLAKE3 hash of a tensor's bytes in row-major order: 32 hex digits.
 
-    Collective for a sharded tensor, as is every function of this module.
+    For a sharded tensor this and :func:`sketch`, :func:`fingerprint` and
+    :func:`gathered` are collective: all ranks must call them.
     """
     return _digest(gathered(tensor))
 
 
 def sketch(tensor: Tensor) -> list[float]:
-    """Return eight numbers, linear in ``tensor``; the same for the same elements of any
-    type, but for the rounding of float64.
+    """Return eight numbers that are linear in ``tensor``. Shape and type do not matter,
+    only the elements in row-major order, but for rounding in float64.
     """
     return _sketch_and_norm(gathered(tensor))[0]
 
 
 def fingerprint(tensor: Tensor) -> dict[str, Any]:
-    """Return ``hash`` (of :func:`digest`), ``norm`` and ``sketch``."""
+    """Return a dict of ``hash`` (of :func:`digest`), L2 ``norm`` and ``sketch``."""
     dense = gathered(tensor)
     sketched, norm = _sketch_and_norm(dense)
     return {"hash": _digest(dense), "norm": norm, "sketch": sketched}
 
 
 def gathered(tensor: Tensor) -> Tensor:
-    """Return all of a tensor, dense and on the CPU, without a copy if possible."""
+    """Return the whole tensor, dense and on the CPU, without a copy if possible."""
     full = whole(tensor)
     dense = full.to_dense() if full.layout is not torch.strided else full
     return dense.resolve_conj().resolve_neg().cpu()
 
 
 def bytes_in(dense: Tensor) -> memoryview:
-    """Return all bytes of what :func:`gathered` gives, row after row."""
+    """Return the bytes of a tensor from :func:`gathered`, in row-major order."""
     if dense.dtype in USUAL and dense.is_contiguous():
         # several times as fast, which counts for small tensors
         return dense.numpy().reshape(-1).view(np.uint8).data
@@ -86,7 +88,7 @@ def _sketch_and_norm(dense: Tensor) -> tuple[list[float], float]:
 
 
 def _of_few(flat: Numbers | Tensor) -> tuple[Numbers, float]:
-    # element by element: most tensors are small, and what counts are the calls
+    # few calls, as these take most of the time for small tensors, which most are
     wide, (bins, signs) = _wide(flat), _first_part()
     signed = wide * signs[: len(wide)]
     return np.bincount(bins[: len(wide)], signed, BINS), float(np.vecdot(wide, wide))
@@ -108,7 +110,7 @@ def _of_many(flat: Numbers | Tensor) -> tuple[Numbers, float]:
 
 
 def _wide(flat: Numbers | Tensor, unit: int = 1) -> Numbers:
-    # in float64, with zeros at the end up to a multiple of ``unit``
+    # convert to float64, and pad with zeros to a multiple of ``unit``
     count = len(flat)
     wide = np.empty(-(-count // unit) * unit)
     wide[:count] = flat.double().numpy() if isinstance(flat, Tensor) else flat
@@ -145,6 +147,6 @@ def _random_signs(name: str, count: int) -> Numbers:
 
 
 def _random_bytes(name: str, count: int) -> bytes:
-    # from no generator: a run's own must not move, and every torch has the same
+    # no generator of torch: the run's own must not advance, and versions may differ
     stream = hashlib.shake_128(f"minitrain sketch 1: {name}".encode())
     return stream.digest(count)

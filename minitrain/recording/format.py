@@ -29,8 +29,9 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class OfRank:
-    """The recording of one rank; ``steps`` by optimizer and step, in their order.
-    ``end`` is None if the recording ended early; alarms may come after it.
+    """The recording of one rank. ``steps``: rows by (optimizer, step), in their order.
+    ``alarms``: findings, notes included, also those after the end. ``end`` is None if
+    the recording ended early.
     """
 
     header: Row
@@ -41,7 +42,7 @@ class OfRank:
 
 @dataclass(frozen=True)
 class Recording:
-    """The recording of a run, by rank."""
+    """The recording of a run: ``ranks`` has each rank whose file is in ``folder``."""
 
     folder: Path
     ranks: dict[int, OfRank]
@@ -58,13 +59,13 @@ class Recording:
 
 
 def path_of_rank(folder: Path, rank: int) -> Path:
-    """Return the file that ``rank`` writes."""
+    """Return the path of the file that ``rank`` writes."""
     return folder / f"rank-{rank}.jsonl"
 
 
 def folder_of_attempt(folder: Path, rank: int) -> Path:
-    """Return the folder in which ``rank`` records: a subfolder for each attempt if
-    torchrun may restart the ranks after a failure (``--max-restarts``).
+    """Return the folder in which ``rank`` records: ``folder``, or a subfolder for each
+    attempt if torchrun may restart failed ranks (``--max-restarts``).
     """
     most, number, hosts = (
         int(os.environ.get(name, default))
@@ -105,7 +106,7 @@ def is_recording(path: Path) -> bool:
 
 
 def ranks_in(folder: Path) -> list[int]:
-    """Return the ranks that began to record in ``folder``."""
+    """Return the ranks that began to record in ``folder``, sorted."""
     names = [
         re.fullmatch(r"rank-(0|[1-9]\d*)\.jsonl", p.name) for p in folder.iterdir()
     ]
@@ -200,14 +201,14 @@ def _row(path: Path, number: int, line: bytes) -> Row:
 
 
 def line_of(row: Row) -> bytes:
-    """Return ``row`` as one line of a recording."""
+    """Return ``row`` as one line of a recording: JSON in UTF-8, and a newline."""
     text = json.dumps(row, separators=(",", ":"), ensure_ascii=False)
     return (text + "\n").encode()
 
 
 def refuse_second(folder: Path, rank: int) -> None:
     """Raise UserError if ``rank`` has a recording in ``folder``, or if a folder would
-    have attempts and a recording without attempts.
+    have both attempts (:func:`folder_of_attempt`) and a recording without attempts.
     """
     if path_of_rank(folder, rank).exists():
         raise UserError(f"{folder}: has a recording of rank {rank}; {ADVICE}")
@@ -219,8 +220,8 @@ def refuse_second(folder: Path, rank: int) -> None:
 
 
 class Writer:
-    """Append to the file of a ``rank``; each line is with the operating system before
-    :meth:`append` returns. UserError if that rank has a recording in ``folder``.
+    """Append lines to the file of ``rank`` in ``folder``. Each is flushed before
+    :meth:`append` returns. UserError if that rank has a recording there.
 
     On a full disk the recording ends, with one line on stderr, and the run goes on.
     """
@@ -239,7 +240,7 @@ class Writer:
             self._end(error)
 
     def append(self, line: bytes) -> None:
-        """Write a line that :func:`line_of` made, unless an earlier one failed."""
+        """Write a line from :func:`line_of`; do nothing once a write has failed."""
         if self._file is not None:
             try:
                 self._file.write(line)

@@ -37,12 +37,12 @@ COMPILED = "compile_wrapper"
 
 
 def uncompiled(method: Method) -> Method:
-    """Return ``method``, which stays uncompiled when a compiled function calls it."""
+    """Return ``method``, excluded from torch.compile (a graph break in its callers)."""
     return torch.compiler.disable(method)
 
 
 class Tap:
-    """A hook. In a copy of the model, or a pickle, it does nothing: a model may be
+    """A hook that calls ``do``. Its copy or pickle does nothing, so that a model may be
     copied or saved as a whole while it is recorded.
     """
 
@@ -60,7 +60,7 @@ class Tap:
 
 
 def inside(module: nn.Module) -> nn.Module | None:
-    """Return the module that ``module`` wraps, with all its parameters, or None."""
+    """Return the module that a wrapper such as DDP holds; None if it is no wrapper."""
     children = dict(module.named_children())
     for name in INSIDE:
         if name in children and len(_ids(module) - _ids(children[name])) == 0:
@@ -73,15 +73,15 @@ def _ids(module: nn.Module) -> set[int]:
 
 
 def innermost(model: nn.Module) -> nn.Module:
-    """Return the user's own model within all that wraps it."""
+    """Return the user's own model, without wrappers such as DDP or torch.compile's."""
     while (inner := inside(model)) is not None:
         model = inner
     return model
 
 
 def called_modules(inner: nn.Module) -> list[nn.Module]:
-    """Return the modules whose forward passes count: the model itself, or the models in
-    a container without a forward pass (``ModuleDict``).
+    """Return the modules whose forward passes are recorded: the model, or, if it is a
+    container without ``forward`` (``ModuleDict``), the models in it.
     """
     if getattr(inner.forward, "__func__", None) is not nn.Module.forward:
         return [inner]
@@ -92,8 +92,8 @@ def called_modules(inner: nn.Module) -> list[nn.Module]:
 def plain_names(
     inner: nn.Module, named: Iterable[tuple[str, Named]]
 ) -> dict[str, Named]:
-    """Return parameters, buffers or modules by name, without the prefixes of wrappers
-    within the model; of modules with one name the innermost.
+    """Return ``named``, such as ``inner.named_parameters()``, with the prefixes of
+    wrappers removed from the names; of modules with one name, the innermost.
     """
     wrapped = [
         f"{path}."
@@ -113,12 +113,12 @@ def plain_names(
 
 
 def parameters_of(inner: nn.Module) -> dict[str, nn.Parameter]:
-    """Return parameters by name, as they are now: a run may put others in."""
+    """Return the current parameters by name; a run may replace them later."""
     return plain_names(inner, inner.named_parameters())
 
 
 def tied(inner: nn.Module) -> dict[str, str]:
-    """Return further names of parameters that have several, with the first of each."""
+    """Return each further name of a tied parameter, with the first name of it."""
     named = plain_names(inner, inner.named_parameters(remove_duplicate=False))
     first: dict[int, str] = {}
     found = {name: first.setdefault(id(p), name) for name, p in named.items()}
@@ -126,8 +126,8 @@ def tied(inner: nn.Module) -> dict[str, str]:
 
 
 def replaced_in(wrapper: nn.Module | None, inner: nn.Module) -> dict[str, str]:
-    """Return parameters of ``inner`` that were put there after DistributedDataParallel
-    took the model, each with the parameter that it was tied to until then, or "".
+    """Return names of parameters that were put into ``inner`` after DDP (``wrapper``)
+    was built, each with the name of the one that it was tied to until then, or "".
     """
     taken = {id(p): p for p in parameters_of_ddp(wrapper)}
     if wrapper is None or not taken:
@@ -154,13 +154,13 @@ def is_in_parts(parameter: Tensor) -> bool:
 
 
 def named_tensors(inner: nn.Module) -> dict[str, Tensor]:
-    """Return parameters and buffers by name, as they are now."""
+    """Return the current parameters and buffers by name."""
     return plain_names(inner, [*inner.named_parameters(), *inner.named_buffers()])
 
 
 def is_pass_with_others(inner: nn.Module) -> bool:
-    """Return true if the forward pass that begins has other tensors in the place of the
-    model's own (``functional_call``), or is within a transform of torch.func, whose
+    """Return true if the forward pass that begins runs with other tensors than the
+    model's own (``functional_call``), or within a transform of torch.func, whose
     tensors have no values that could be read.
     """
     # a buffer may be one that the model computed
@@ -170,7 +170,7 @@ def is_pass_with_others(inner: nn.Module) -> bool:
 
 
 def is_training_pass(module: nn.Module) -> bool:
-    """Return true if the forward pass that begins is one of the training: in training
+    """Return true if the running forward pass is part of the training: in training
     mode, with gradients, and no recomputation for activation checkpointing.
     """
     if not module.training:
@@ -184,8 +184,8 @@ def is_training_pass(module: nn.Module) -> bool:
 
 
 def is_within_itself(module: nn.Module) -> bool:
-    """Return true if the forward pass of ``module`` is within another one of it, as
-    when Lightning makes the whole training step the pass of a wrapped module.
+    """Return true if the running forward pass of ``module`` is nested in another one of
+    it, as when Lightning makes the training step the pass of a wrapped module.
     """
     passes = (
         frame.f_locals.get("self") is module
@@ -196,7 +196,7 @@ def is_within_itself(module: nn.Module) -> bool:
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Return true if torch.compile runs the forward pass that begins, or some of it."""
+    """Return true if torch.compile runs some of the forward pass of ``module``."""
     parts = any(
         hasattr(m, "_orig_mod")
         or getattr(m, "_compiled_call_impl", None)
@@ -215,8 +215,8 @@ def _callers() -> Iterator[FrameType]:
 
 
 def acts_in_training(inner: nn.Module) -> bool:
-    """Return true if a module of ``inner`` is in training mode and would compute
-    something else in evaluation mode: dropout or batch norm.
+    """Return true if a module of ``inner`` would compute something else in evaluation
+    mode: dropout or batch norm, in training mode.
     """
     for module in inner.modules():
         # attention and recurrent layers have the share in ``dropout``
@@ -231,7 +231,7 @@ def acts_in_training(inner: nn.Module) -> bool:
 
 
 class Wrappers:
-    """Wrappers of the modules ``called`` that were seen in forward passes so far."""
+    """The wrappers, such as DDP, that have called the modules ``called`` so far."""
 
     def __init__(self, called: Sequence[nn.Module]) -> None:
         self._called = called
@@ -239,8 +239,8 @@ class Wrappers:
         self._seen: list[tuple[weakref.ref[nn.Module], int]] = []
 
     def around(self, module: nn.Module) -> nn.Module | None:
-        """Return the wrapper whose forward pass called ``module``, whose pass begins;
-        the innermost of several.
+        """Return the innermost wrapper whose forward pass called ``module``; None if
+        there is none. Call this within a hook of ``module``.
         """
         for frame in _callers():
             code = frame.f_code
@@ -255,7 +255,7 @@ class Wrappers:
 
     @property
     def count(self) -> int:
-        """Return the most wrappers that a module had so far, each counted once."""
+        """Return the largest number of wrappers that have called one module so far."""
         return max(Counter(number for _, number in self._seen).values(), default=0)
 
 

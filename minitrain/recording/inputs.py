@@ -1,4 +1,4 @@
-"""Inputs of a forward pass, and states of the random generators."""
+"""Digests of the inputs of a forward pass, and of states of random generators."""
 
 import inspect
 import random
@@ -19,10 +19,11 @@ LABELS = ("labels", "label", "targets", "target")
 
 
 def sample_digests(inputs: Any) -> tuple[list[str], str, list[list[str]]]:
-    """Return 16 hex digits for each sample of all tensors in ``inputs`` at any depth:
-    for each row of those that have as many rows as the first of them. And of all other
-    tensors together, such as a mask or a table; empty if there are none. Last, for each
-    row of token sequences its digests without padding.
+    """Return digests, of 16 hex digits each, of all tensors in ``inputs`` at any depth.
+
+    First, one for each sample: a row of all tensors with as many rows as the first one.
+    Second, one for all other tensors, such as a table; "" if there are none. Third, for
+    each sample, if it is a sequence of tokens, two without its padding.
     """
     tensors = [gathered(t) for t in tensors_of(inputs) if t.dim()]
     if not tensors:
@@ -34,9 +35,9 @@ def sample_digests(inputs: Any) -> tuple[list[str], str, list[list[str]]]:
 
 
 def _without_padding(batch: Sequence[Tensor]) -> list[list[str]]:
-    # for each row: its digest with one element of the padding at the end, and with
-    # none. Padding is a run of equal elements at the end of all tensors that are as
-    # long as the first; a row that has none loses its last element
+    # return for each row its digest with one element of the padding, and with none.
+    # Padding is a run of equal elements at the end of all tensors that are as long as
+    # the first; a row that has none loses its last element
     first = batch[0]
     if first.is_floating_point() or first.is_complex() or first.dim() != 2:
         return []
@@ -55,7 +56,7 @@ def _without_padding(batch: Sequence[Tensor]) -> list[list[str]]:
 
 
 def _run_at_the_end(rows: Tensor) -> Tensor:
-    # how many last elements of each row (B, L, ...) are equal to the last one
+    # count how many last elements of each row (B, L, ...) are equal to the last one
     same = (rows == rows[:, -1:]).unsqueeze(-1).flatten(2).all(2)
     return same.flip(1).int().cumprod(1).sum(1)
 
@@ -74,11 +75,11 @@ def _short(tensors: Sequence[Tensor]) -> str:
 # with gradients it would keep tensors for a backward pass
 @torch.no_grad()
 def read(module: nn.Module, args: Any, options: Any) -> dict[str, Any]:
-    """Return what is recorded of the arguments of a forward pass: ``inputs``,
-    ``beside`` and ``unpadded`` of :func:`sample_digests`, ``inputs`` without labels
-    (``unlabelled``; empty if it gets none, by their names), whether a number is
-    ``not_finite``, and why it is not all there (``unread``): the run is not to end by
-    what the recorder cannot read, such as nested tensors.
+    """Return what is recorded of the arguments of a forward pass: the results of
+    :func:`sample_digests` (``inputs``, ``beside``, ``unpadded``); the first without
+    labels (``unlabelled``; empty if no argument has such a name); if a number is
+    ``not_finite``; and an error that prevented this (``unread``). It is not raised:
+    inputs that cannot be read, such as nested tensors, must not end the run.
     """
     found: dict[str, Any] = {"inputs": [], "beside": "", "unpadded": [], "unread": ""}
     found |= {"not_finite": False, "unlabelled": []}
@@ -100,7 +101,7 @@ def read(module: nn.Module, args: Any, options: Any) -> dict[str, Any]:
 
 
 def random_digest(device: torch.device) -> str:
-    """Return 16 hex digits of the states of torch's generators, CPU and device."""
+    """Return a hash of the states of torch's generators, CPU and GPU: 16 hex digits."""
     states = [torch.get_rng_state()]
     if device.type == "cuda":
         states.append(torch.cuda.get_rng_state(device))
@@ -111,14 +112,14 @@ def random_digest(device: torch.device) -> str:
 
 
 class Generators:
-    """Global random generators, which the loop may use between two recorded steps."""
+    """Detect which global random generators the loop uses between recorded steps."""
 
     def __init__(self) -> None:
         self._torch: torch.Tensor | None = None
         self._others: dict[str, str] = {}
 
     def step_ends(self) -> None:
-        """Keep the state of torch's generator, which the model may have used."""
+        """Save the state of torch's generator, which the model may have advanced."""
         self._torch = torch.get_rng_state()
 
     def forget(self) -> None:
@@ -126,8 +127,8 @@ class Generators:
         self._torch, self._others = None, {}
 
     def drawn(self) -> dict[str, str]:
-        """Return 16 hex digits of the state of each generator that was used since the
-        step before, as the first forward pass begins.
+        """Return a hash of the state of each generator ("torch", "NumPy", "random")
+        that was used since the last step. Call it as the first forward pass begins.
         """
         numpy: Any = np.random.get_state(legacy=False)
         states = {"NumPy": str(numpy["state"]), "random": str(random.getstate()[1])}

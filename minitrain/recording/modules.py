@@ -21,8 +21,8 @@ NOTHING: Row = {"hash": "", "norm": 0.0, "sketch": [0.0] * BINS}
 
 
 class CallTap(Tap):
-    """A hook that does nothing within a compiled function, which no uncompiled function
-    may interrupt if ``fullgraph`` is set.
+    """Hook that is skipped under torch.compile, where calling it would be a graph
+    break: an error with ``fullgraph=True``.
     """
 
     def __call__(self, *args: Any) -> None:
@@ -31,13 +31,13 @@ class CallTap(Tap):
 
 
 class ModuleCalls:
-    """Hooks of the modules within a forward pass, from :meth:`listen` until
-    :meth:`forget`. Each call appends a row to ``calls``.
+    """Record the modules called in one forward pass, from :meth:`listen` to
+    :meth:`forget`: each call appends a row to ``calls``.
     """
 
     def __init__(self) -> None:
         self._handles: list[RemovableHandle] = []
-        # calls that have begun: the module, and what it got
+        # calls that have begun: the module's name, and fingerprint of its inputs
         self._begun: list[tuple[str, Row]] = []
         self.calls: list[Row] = []
 
@@ -62,7 +62,7 @@ class ModuleCalls:
                 ]
 
     def forget(self) -> None:
-        """Remove the hooks."""
+        """Remove the hooks; ``calls`` stays."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -72,7 +72,7 @@ class ModuleCalls:
         self._begun.append((name, _print([args, options])))
 
     def _end(self, name: str, module: nn.Module, args: Any, outputs: Any) -> None:
-        # those within it that ended by an error have no end
+        # skip calls within this one that an error ended
         while self._begun:
             begun, inputs = self._begun.pop()
             if begun == name:
@@ -82,10 +82,10 @@ class ModuleCalls:
 
 
 def _print(value: Any) -> Row:
-    # of all tensors at any depth; one that cannot be read must not end the run
+    # join all tensors at any depth; one that cannot be read must not end the run
     try:
         tensors = [tensor.detach() for tensor in tensors_of(value)]
-        # of a sharded tensor the local shard: gathering it would need all ranks
+        # read only the local shard of a sharded one: gathering it needs all ranks
         prints = [fingerprint(getattr(t, "_local_tensor", t)) for t in tensors]
     except Exception:
         return NOTHING

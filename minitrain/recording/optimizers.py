@@ -1,4 +1,4 @@
-"""Hooks of optimizers: every step, made by any caller.
+"""Hooks of optimizers: they run at each step, made by any caller.
 
 Torch's global hooks of optimizers also see one in a wrapper (Accelerate, Fabric, a loss
 scaler), and one that is made late. Of nested steps, as in ZeroRedundancyOptimizer, the
@@ -27,10 +27,10 @@ from minitrain.recording.hooks import uncompiled
 FIRST_STEPS = 3
 # recorded steps after which only a tenth is recorded: a long run would fill the disk
 DENSE = 1000
-# steps of other optimizers after which one that made none is taken to have ended
+# steps of others after which an optimizer without a step counts as ended
 IDLE = 100
-# keys of a group that are no settings: the rate is recorded apart, and others say how
-# to compute, not what
+# keys of a group that are no settings: the learning rate is recorded separately, and
+# others determine how to compute, not what
 NO_SETTING = {
     *("params", "param_names", "lr", "initial_lr"),
     *("foreach", "fused", "capturable", "differentiable"),
@@ -39,11 +39,11 @@ NO_SETTING = {
 
 @dataclass
 class Stepped:
-    """An optimizer of the model: ``steps`` it has made; at the end of its last one,
-    which was the ``last``-th of all optimizers', there were so many ``passes`` of
-    recorded steps, passes of the training (``forwards``) and in evaluation mode
-    (``evals``). ``held`` are the parameters that were in it first, by ``id``.
-    ``by_closure``: the step that it is at computes its gradients itself.
+    """The steps of one optimizer; ``number`` counts optimizers from 0. ``steps`` it has
+    made; its last step was the ``last``-th of all optimizers'. As that ended, the model
+    had made ``passes`` in recorded steps, ``forwards`` in training, and ``evals`` in
+    evaluation mode. ``held``: ``id`` of the parameters that it had at first.
+    ``by_closure``: its current step computes the gradients itself.
     """
 
     number: int
@@ -61,19 +61,19 @@ class Stepped:
         return self.steps < FIRST_STEPS or self.steps % spacing(self.steps, every) == 0
 
     def grad_scale(self) -> float:
-        """Return what a loss scaler leaves for the optimizer to divide the gradients
-        by, as it does for fused ones.
+        """Return the factor by which the optimizer still has to divide the gradients:
+        a loss scaler leaves this to fused ones. 1 if there is none.
         """
         scale = getattr(self.optimizer, "grad_scale", None)
         return 1.0 if scale is None else float(scale)
 
     def holds(self) -> set[int]:
-        """Return the parameters in it, by ``id``."""
+        """Return the ``id`` of each parameter that is in the optimizer now."""
         return {id(parameter) for parameter in _held(self.optimizer)}
 
     def parts(self) -> str:
-        """Return how many sharded tensors a recorded step gathers. Ranks compare it
-        first: with another number on a rank, the gathering would hang.
+        """Return as text how many gradients and states a recorded step gathers. Ranks
+        compare it first: with another number on a rank, gathering would hang.
         """
         held = _held(self.optimizer)
         gradients = sum(parameter.grad is not None for parameter in held)
@@ -86,8 +86,8 @@ class Stepped:
         return [float(group["lr"]) for group in groups if "lr" in group]
 
     def settings(self, names: Mapping[int, str]) -> list[dict[str, Any]]:
-        """Return of each group its ``parameters``, whose ``names`` are given by ``id``,
-        and ``settings``: numbers and words, but for the learning rate.
+        """Return for each parameter group its ``parameters``, by name (``names`` by
+        ``id``), and ``settings``: numbers and words other than the learning rate.
         """
         return [
             {
@@ -102,9 +102,9 @@ class Stepped:
         ]
 
     def moments(self, names: Mapping[int, str]) -> dict[str, str]:
-        """Return 32 hex digits of its state of each parameter, whose ``names`` are
-        given by ``id``; of those without a name together. If ranks divide the state
-        (ZeroRedundancyOptimizer), of what this one keeps.
+        """Return a hash of the optimizer's state of each parameter, by name (``names``
+        by ``id``); "" has all without a name. If ranks divide the state, as in
+        ZeroRedundancyOptimizer, only this rank's share. Collective for sharded state.
         """
         keeps: Any = self.optimizer
         if not keeps.state:
@@ -119,15 +119,15 @@ class Stepped:
 
     @property
     def optimizer(self) -> Optimizer:
-        """Return the optimizer, which is at a step."""
+        """Return the optimizer, which must exist, as it does during its step."""
         optimizer = self.ref()
         assert optimizer is not None, "it is at a step"
         return optimizer
 
 
 def spacing(step: int, every: int) -> int:
-    """Return how far apart recorded steps are at ``step``: ``every``, and ten times as
-    far from the first :data:`DENSE` on, and so on; 1 stays 1.
+    """Return the distance of recorded steps at ``step``: ``every``; ten times as much
+    after :data:`DENSE` recorded steps, and so on. If ``every`` is 1, always 1.
     """
     found = every
     while every > 1 and step >= DENSE * found:
@@ -136,7 +136,7 @@ def spacing(step: int, every: int) -> int:
 
 
 def _plain(value: Any) -> Any:
-    # a number, a word, or a list of numbers, as JSON has them; None for all else
+    # return a number, a word, or a list of numbers, as JSON has them; else None
     if isinstance(value, Tensor) and value.numel() == 1:
         value = value.item()
     if isinstance(value, list | tuple):
@@ -164,8 +164,8 @@ def _parts(kept: Any) -> Iterator[bytes | memoryview]:
 
 
 def unwrapped(given: Any) -> list[Optimizer] | None:
-    """Return the torch optimizers in one, or several, with or without wrappers; None
-    for None. UserError for other objects.
+    """Return the torch optimizers in ``given``, one or a sequence, without wrappers
+    such as Accelerate's; None for None. UserError for other objects.
     """
     if given is None:
         return None
@@ -185,9 +185,9 @@ def unwrapped(given: Any) -> list[Optimizer] | None:
 
 @dataclass
 class Optimizers:
-    """Calls ``before(stepped)`` and ``after(stepped)`` around every outermost step of
+    """Call ``before(stepped)`` and ``after(stepped)`` around every outermost step of
     the optimizers ``given``; if None, of those that hold a parameter of the model.
-    ``steps`` is the sum of their steps.
+    ``seen`` are those with a step, or given; ``steps`` is the sum of their steps.
     """
 
     given: list[Optimizer] | None
@@ -200,7 +200,7 @@ class Optimizers:
     _handles: list[RemovableHandle] = field(default_factory=list)
 
     def start(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Add the hooks of all optimizers."""
+        """Add torch's global hooks of optimizers; ``parameters`` are the model's."""
         self.know(parameters)
         for one in self.given or ():
             self._number(one)
@@ -217,13 +217,13 @@ class Optimizers:
         self._within.clear()
 
     def know(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Add to the parameters of the model. Earlier ones stay known: an optimizer
-        that still holds replaced parameters is reported.
+        """Add ``parameters`` to the model's known ones. Earlier ones stay known: an
+        optimizer that still holds replaced parameters is reported.
         """
         self._known |= {id(p): weakref.ref(p) for p in parameters}
 
     def are_due(self, every: int) -> bool:
-        """Return true if the next step may be recorded, as before the first one."""
+        """Return true if any next step is to be recorded; also before the first one."""
         stepped = self._stepped()
         at_work = [one for one in stepped if self.steps - one.last <= IDLE]
         return not stepped or any(one.is_due(every) for one in at_work)
@@ -232,18 +232,20 @@ class Optimizers:
         return [one for one in self.seen if one.steps and one.ref() is not None]
 
     def have_stepped(self, forwards: int, evals: int) -> bool:
-        """Return true if each optimizer made a step since the last forward pass."""
+        """Return true if each optimizer made a step since the last forward pass.
+        ``forwards`` and ``evals`` are the numbers of passes so far.
+        """
         stepped, now = self._stepped(), (forwards, evals)
         return bool(stepped) and all((o.forwards, o.evals) == now for o in stepped)
 
     def hold(self) -> set[int]:
-        """Return the parameters in any optimizer that was seen, by ``id``."""
+        """Return the ``id`` of each parameter that is in any optimizer now."""
         alive = [one for one in self.seen if one.ref() is not None]
         return {held for one in alive for held in one.holds()}
 
     def forward_begins(self) -> None:
-        """Note a forward pass. Within a step it belongs to a closure; without one, an
-        error has ended the step, which no hook reports.
+        """Handle the begin of a forward pass. Within a step it belongs to the closure;
+        without one, an error has ended the step, which no hook reports.
         """
         if self._within and not self._within[0][1]:
             self._within.clear()

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from minitrain.core.errors import EvidenceError, UserError
-from minitrain.core.printable import note
+from minitrain.core.printable import note as print_note
 from minitrain.recording import hooks, rows
 from minitrain.recording.alarm import Alarm
 from minitrain.recording.clock import RecordingClock
@@ -38,38 +38,38 @@ ON_ALARM = ("print", "raise")
 FAILS = "the first pass is in no_sync() and the graph is static"
 COMPILED = "not recorded: torch.compile runs several as one"
 STATIC_GRAPH = "torch needs a first pass that synchronizes; else it fails in backward"
-# limit in seconds for the last rows of other ranks, which may not come after an error
+# limit in seconds to wait for the last rows of other ranks after an error
 AFTER_AN_ERROR_S = 1.0
 
 
 class Recorder:
-    """Record what the training of a model computes: a file of each rank in a folder.
+    """Record what the training of a model computes, in one file per rank.
 
     Use it as a context manager, or call ``start`` and ``stop``; the loop stays as it
     is. Model and optimizers may be wrapped before or after. Of each optimizer the steps
     0, 1, 2 and each ``every``-th are recorded; unless that is 1, a tenth of these after
-    1,000 of them, and so on. At such a step the ranks are compared, and what is wrong
-    is reported in one line.
+    1,000 of them, and so on. At such a step the ranks are compared, and each problem
+    is reported in one line on stderr.
 
-    With MINITRAIN_TWIN=1 in the environment the run begins one unit in the last place
-    away, to see how far rounding alone carries it.
+    With MINITRAIN_TWIN=1 in the environment, all initial weights are changed by one
+    unit in the last place, to measure the effect of rounding alone.
 
     Args:
         model: the model, or a wrapper of it.
         optimizer: None stands for all that hold parameters of the model, also those
             that are made later.
         folder: a folder without a recording.
-        every: distance of recorded steps.
+        every: number of steps from one recorded step to the next.
         on_alarm: "raise" ends the run on all ranks with EvidenceError; for that the
-            ranks wait for each other at recorded steps.
+            ranks wait for each other at recorded steps. Notes never end it.
         timeout_s: seconds after which a rank that does not arrive, or a step that does
             not end, is reported. With sharded parameters the ranks wait for each other
             at recorded steps, at most so long.
         also: other modules that must be equal on all ranks, such as a moving average of
             the weights: ``{"ema": module}``.
         modules: also record hashes and sketches of what each module within the model
-            gets and returns, so that ``verify`` names the first one that differs. None
-            are recorded under torch.compile.
+            gets and returns, so that ``verify`` names the first one that differs. Not
+            available under torch.compile.
 
     Raises:
         UserError: an argument is invalid, or the folder has a recording.
@@ -101,7 +101,7 @@ class Recorder:
         given = unwrapped(optimizer)
         self._optimizers = Optimizers(given, self._step_begins, self._step_ended)
         self._before: list[RemovableHandle] = []
-        # an error of the caller, which is none of the run
+        # an error that the caller already handles does not end the run
         self._error_at_start: BaseException | None = None
         self._writer: Writer | None = None
         self._watch: Watch | None = None
@@ -111,7 +111,7 @@ class Recorder:
 
     def start(self) -> None:
         """Add the hooks. The first line is written as the first forward pass begins,
-        when the model has its final form and place.
+        when the model is wrapped and on its device. UserError if called twice.
         """
         if self._state != "new":
             raise UserError(
@@ -132,14 +132,15 @@ class Recorder:
             ]
 
     def stop(self) -> None:
-        """Write the end, and wait for the end of the other ranks. While an error ends
-        the run (in ``finally``), only close the files. Calling it twice is harmless.
+        """Write the end, and wait for the other ranks' (for ``timeout_s`` at most).
+        While an error ends the run (in ``finally``), only close the files. Calling it
+        twice is harmless. EvidenceError for an alarm, if ``on_alarm`` is "raise".
         """
         error = sys.exception()
         self.close(failed=error is not None and error is not self._error_at_start)
 
     def close(self, failed: bool) -> None:
-        """Stop; if the run ``failed``, without an end."""
+        """Stop; if the run ``failed``, write no end: it then counts as unfinished."""
         if self._state != "recording":
             return
         self._listen_no_more()
@@ -148,7 +149,7 @@ class Recorder:
             if not failed:
                 self._write_end()
             elif self._watch is not None:
-                # rows that may show why are on their way, but the error comes first
+                # other ranks' rows may show why, but the caller's error comes first
                 with suppress(EvidenceError):
                     self._watch.look(min(self._timeout_s, AFTER_AN_ERROR_S))
         finally:
@@ -166,14 +167,14 @@ class Recorder:
             last = spacing(max(steps.values()) - 1, self._every)
             which += f" (each {last}-th at the end)" if last > self._every else ""
             which = "all of them" if self._every == 1 else which
-            note(
+            print_note(
                 f"minitrain: recorded {self._optimizers.steps} steps, {which} in full: "
                 f"minitrain show {self._folder}; minitrain verify {self._folder} OTHER"
             )
 
     def loss(self, loss: Tensor | float) -> None:
-        """Record the loss of a step, or of each of its micro-batches, whose mean is
-        then recorded. Call it before ``optimizer.step()``: a later one is not recorded.
+        """Record the loss of a step, or of each of its micro-batches: the mean is then
+        recorded. Call it before ``optimizer.step()``: a later one is only reported.
         """
         if self._state != "recording":
             return
@@ -259,8 +260,8 @@ class Recorder:
         self._clock.restart()
 
     def _meet(self, stepped: Stepped, watch: Watch, *, has_ended: bool) -> bool:
-        # whether the tensors of a step are available: all ranks are needed to put
-        # sharded ones together
+        # return true if the tensors of a step can be hashed: sharded ones only when
+        # all ranks have reached it
         if not rows.is_sharded(self._inner):
             return True
         step = stepped.steps - has_ended
@@ -273,11 +274,11 @@ class Recorder:
         # a step without its tensors must not pass for a recorded one
         if watch.is_whole and self._writer is not None:
             self._writer.append(line)
-        # no rule reads modules
+        # the others do not need modules, which no rule reads
         watch.send(row, line_of(row) if row.pop("modules", None) else line)
 
     def _begin(self) -> Watch:
-        # once: the meeting with the other ranks, and the first line
+        # at the first call: wait for the other ranks, and write the first line
         if self._watch is not None:
             return self._watch
         # the process group may have been made since the start
@@ -285,7 +286,7 @@ class Recorder:
         try:
             rows.require_whole(self._inner)
             parameters = hooks.parameters_of(self._inner).values()
-            # at the end of a run without a step it is too late
+            # not at the end of a run without a step, which is too late
             if rows.is_twin() and self._state == "recording":
                 rows.perturb(parameters)
             self._optimizers.know(parameters)

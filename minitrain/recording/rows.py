@@ -23,7 +23,7 @@ from minitrain.recording.optimizers import Optimizers, Stepped
 
 TWIN = "MINITRAIN_TWIN"
 MOVED = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-# passes that are kept for a step: more than gradients are accumulated over
+# at most so many passes are kept for a step: more than any step accumulates
 MOST_PASSES = 1024
 # defaults of a step without a forward pass
 NO_PASS: Row = {"wrapper": "", "wrapper_id": 0, "synced": None, "group": None}
@@ -31,20 +31,22 @@ NO_FIRST: Row = {"random": "", "buffers": {}, "broadcast_buffers": None, "drawn"
 
 
 def rank_and_size() -> tuple[int, int]:
-    """Return rank and world size, of torch.distributed or torchrun's environment."""
+    """Return rank and world size, from torch.distributed or torchrun's environment;
+    without both, 0 and 1.
+    """
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 
 
 def is_twin() -> bool:
-    """Return true if this run starts one unit in the last place away (a twin)."""
+    """Return true if this run starts from perturbed weights (MINITRAIN_TWIN=1)."""
     return os.environ.get(TWIN) == "1"
 
 
 @torch.no_grad()
 def perturb(parameters: Iterable[Tensor]) -> None:
-    """Move every floating parameter one unit in the last place towards infinity."""
+    """Increase floating-point parameters by one unit in the last place, in place."""
     for parameter in parameters:
         # each rank moves its own shard of a sharded one
         local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
@@ -54,7 +56,9 @@ def perturb(parameters: Iterable[Tensor]) -> None:
 
 
 def header_of(inner: nn.Module, every: int) -> Row:
-    """Return the first row of a run: its model before the first step."""
+    """Return the first row of a recording: settings, and the model before the first
+    step. Collective for sharded parameters, which are hashed.
+    """
     parameters, pairs = hooks.parameters_of(inner), hooks.tied(inner)
     rank, world_size = rank_and_size()
     header = {
@@ -106,8 +110,8 @@ def is_sharded(inner: nn.Module) -> bool:
 
 
 class StepRows:
-    """Collects the rows of the recorded steps of ``inner``. Of all steps it counts the
-    passes: ``forwards`` in training, and ``evals`` with gradients in evaluation mode.
+    """Collect the rows of the recorded steps of ``inner``. In all steps, passes are
+    counted: ``forwards`` in training, and ``evals`` with gradients in evaluation mode.
     ``also`` are modules that are hashed too, by name. ``calls`` records the calls of
     the modules within a pass, unless None. ``begun`` has the unfinished row of each
     optimizer that is at a recorded step, by its number.
@@ -126,38 +130,38 @@ class StepRows:
         self.forwards = self.evals = 0
         self._passes: deque[Pass] = deque(maxlen=MOST_PASSES)
         # number of passes of recorded steps so far
-        self._number = 0
-        self._first: Pass | None = None
+        self._num_passes = 0
+        self._first_pass: Pass | None = None
         self._backwards, self._generators = Backwards(), Generators()
         self._listens = False
         # steps of all optimizers when hooks began to see each gradient
         self._seen_from = 0
-        # whether dropout or batch norm were in training mode, and the first step after
-        # that whose passes were all in evaluation mode, until a row has it
+        # if dropout or batch norm were in training mode; and the first step after that
+        # whose passes were all in evaluation mode, until it is in a row
         self._acted, self._in_eval = False, dict[str, int]()
 
     def pass_begins(
         self, wrapper: nn.Module | None, module: nn.Module, args: Any, options: Any
     ) -> None:
-        """Note a forward pass that is about to begin."""
-        told = read(module, args, options) | NO_PASS
+        """Read the inputs of a training pass that begins, and the state before it."""
+        facts = read(module, args, options) | NO_PASS
         if wrapper is not None:
             group = getattr(wrapper, "process_group", None)
-            told |= {
+            facts |= {
                 "wrapper": type(wrapper).__name__,
                 "synced": getattr(wrapper, "require_backward_grad_sync", None),
                 "group": group.size() if isinstance(group, dist.ProcessGroup) else None,
             }
-        told["wrapper_id"] = self._wrappers.count
-        told["replaced"] = hooks.replaced_in(wrapper, self._inner)
+        facts["wrapper_id"] = self._wrappers.count
+        facts["replaced"] = hooks.replaced_in(wrapper, self._inner)
         if self.calls is not None:
             self.calls.listen(self._inner, module)
-        one = Pass(self._number, told)
+        one = Pass(self._num_passes, facts)
         self._backwards.pass_begins(one)
         self._passes.append(one)
-        self._number += 1
-        if self._first is None:
-            self._first = one
+        self._num_passes += 1
+        if self._first_pass is None:
+            self._first_pass = one
             one.first = {
                 "broadcast_buffers": getattr(wrapper, "broadcast_buffers", None),
                 "buffers": self._buffers(),
@@ -166,21 +170,21 @@ class StepRows:
             }
 
     def pass_ended(self) -> None:
-        """Note the end of a forward pass."""
+        """Keep the calls of modules in the training pass that ended."""
         if self.calls is not None:
             self.calls.forget()
             if self._passes:
                 self._passes[-1].told["modules"] = self.calls.calls
 
     def listen(self, optimizers: Optimizers) -> None:
-        """Hook the gradients of all parameters that require one now."""
+        """Add hooks to the gradients of all parameters that require one now."""
         self._backwards.listen(self._inner)
         if not self._listens:
             self._listens, self._seen_from = True, optimizers.steps
             self._acted = hooks.acts_in_training(self._inner)
 
     def forget(self) -> None:
-        """Remove the hooks; the next step is not recorded."""
+        """Remove the hooks and drop the passes: the next step is not recorded."""
         if self._listens:
             self._listens = False
             self._passes.clear()
@@ -191,10 +195,11 @@ class StepRows:
                 self.calls.forget()
 
     def end(self, steps: Mapping[str, int], together: bool) -> Row:
-        """Return the last row; with parameters and buffers if ranks are ``together``.
+        """Return the last row of a recording.
 
         Args:
             steps: how many steps each optimizer made, by its number.
+            together: add parameters and buffers, which is collective if sharded.
         """
         row = {"kind": "end", "steps": steps, "forwards": self.forwards} | self._mode()
         if together:
@@ -216,7 +221,7 @@ class StepRows:
         }
 
     def _buffers(self) -> dict[str, Row]:
-        # rounding may change floating ones, so these have a sketch too
+        # floating-point ones may differ by rounding, which their sketches show
         named = hooks.plain_names(self._inner, self._inner.named_buffers())
         return {
             n: fingerprint(b) if b.is_floating_point() else {"hash": digest(b)}
@@ -228,7 +233,7 @@ class StepRows:
         return random_digest(next(self._inner.parameters()).device)
 
     def loss(self, loss: Tensor | float) -> None:
-        """Note a loss of the last pass, as the user reports it."""
+        """Add a loss of the last training pass; a row has the mean of all."""
         if self._passes:
             told = loss.detach() if isinstance(loss, Tensor) else loss
             self._passes[-1].losses.append(told)
@@ -236,7 +241,9 @@ class StepRows:
     def step_begins(
         self, stepped: Stepped, optimizers: Optimizers, together: bool
     ) -> None:
-        """Begin the row of a step; with its tensors if ranks are ``together``."""
+        """Begin the row of a step. Tensor hashes are included only if ``together``:
+        parameters are unsharded, or all ranks have reached this step.
+        """
         named = hooks.parameters_of(self._inner) if together else {}
         held, elsewhere = stepped.holds(), optimizers.hold()
         lost = [name for name, p in named.items() if id(p) not in elsewhere]
@@ -251,7 +258,9 @@ class StepRows:
             self._collect(row, stepped, named)
 
     def step_ended(self, stepped: Stepped, together: bool) -> Row | None:
-        """Return the finished row of a step; None if it is not recorded."""
+        """Return the finished row of a step; None if it is not recorded. ``together``:
+        as in :meth:`step_begins`.
+        """
         row = self.begun.pop(stepped.number, None)
         if row is not None:
             self._finish(row, stepped, together)
@@ -259,11 +268,11 @@ class StepRows:
         in_eval = stepped.forwards == self.forwards and stepped.evals < self.evals
         if in_eval and self._acted and not hooks.acts_in_training(self._inner):
             self._in_eval = {"in_eval": stepped.steps - 1}
-            # it is reported once
+            # it must be reported only once
             self._acted = False
-        stepped.passes = self._number
+        stepped.passes = self._num_passes
         stepped.forwards, stepped.evals = self.forwards, self.evals
-        self._first = None
+        self._first_pass = None
         return None if row is None else row | self._mode()
 
     def _finish(self, row: Row, stepped: Stepped, together: bool) -> None:
@@ -282,7 +291,7 @@ class StepRows:
     def _collect(
         self, row: Row, stepped: Stepped, named: dict[str, nn.Parameter]
     ) -> None:
-        # what led to the step: passes, and gradients as the optimizer gets them
+        # add what led to the step: passes, and gradients as the optimizer gets them
         held = stepped.holds()
         mine = {name: p for name, p in named.items() if id(p) in held}
         passes = [one for one in self._passes if one.number >= stepped.passes]
@@ -293,47 +302,53 @@ class StepRows:
             # the gradients of earlier passes were dropped
             since = min(gradient.since for gradient in known.values())
             passes = [one for one in passes if one.number >= since]
-        told = [one.told for one in passes]
-        last = told[-1] if told else NO_PASS
+        facts = [one.told for one in passes]
+        last_facts = facts[-1] if facts else NO_PASS
+        # from the first pass, then the last one, then all
         row |= {key: first[key] for key in ("random", "buffers", "broadcast_buffers")}
-        row |= {key: last[key] for key in NO_PASS}
-        row |= {key: [t[key] for t in told] for key in ("inputs", "beside", "unpadded")}
+        row |= {key: last_facts[key] for key in NO_PASS}
+        row |= {
+            key: [t[key] for t in facts] for key in ("inputs", "beside", "unpadded")
+        }
         row |= {
             "forwards": self.forwards,
-            "unread": next((t["unread"] for t in told if t["unread"]), ""),
+            "unread": next((t["unread"] for t in facts if t["unread"]), ""),
             "loss": _mean([loss for one in passes for loss in one.losses]),
+            # from the optimizer
             "lr": stepped.rates(),
             "groups": stepped.settings({id(p): name for name, p in named.items()}),
-            # in forward passes, losses and backward passes
+            # the random state has moved since the first pass began
             "draws": drew,
-            "syncs": [t["synced"] for t in told],
+            "syncs": [t["synced"] for t in facts],
         }
         trained = {name: p for name, p in mine.items() if p.requires_grad}
         is_seen = stepped.steps and stepped.last >= self._seen_from
         reduced = sum(one.has_backward for one in passes if one.told["synced"])
         sharded = any(map(hooks.is_in_parts, trained.values()))
-        samples = [t["unlabelled"] for t in told]
+        samples = [t["unlabelled"] for t in facts]
         found = {
             "reductions": 0 if sharded else reduced,
             "carried": [
                 n for n in trained if n in known and known[n].carried and is_seen
             ],
             "touched": [n for n in trained if n in known and known[n].touched],
-            "replaced": last.get("replaced"),
+            "replaced": last_facts.get("replaced"),
             "unlabelled": samples if all(samples) else [],
             "sharded": sharded,
-            "not_finite": any(t["not_finite"] for t in told),
-            "modules": [call for t in told for call in t.get("modules", ())],
+            "not_finite": any(t["not_finite"] for t in facts),
+            "modules": [call for t in facts for call in t.get("modules", ())],
             "drawn": first["drawn"],
         }
         # most steps have none of these
         row |= {key: value for key, value in found.items() if value}
-        self._collect_gradients(row, trained, stepped.grad_scale(), last["synced"])
+        self._collect_gradients(
+            row, trained, stepped.grad_scale(), last_facts["synced"]
+        )
 
     def _collect_gradients(
         self, row: Row, trained: dict[str, nn.Parameter], scale: float, synced: Any
     ) -> None:
-        # one at a time: unscaled ones are copies
+        # not all at once: unscaled gradients are copies
         gradients = {
             name: fingerprint(p.grad if scale == 1 else p.grad / scale)
             for name, p in trained.items()

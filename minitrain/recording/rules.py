@@ -1,8 +1,15 @@
 """Rules between the ranks of a data-parallel run, checked on their rows.
 
-A rule is a pure function: a row is a line of a recording, and ``rows`` has the row of
-each rank for the same step, in rank order. A fault is reported once, at its root: if
-gradients differ, the parameters that follow from them are not reported.
+A rule is a pure function that yields an alarm, or a note for what may be intended. A
+row is a line of a recording, and ``rows`` has the row of each rank for the same step,
+in rank order; ``before`` has the rows of the recorded step before. A fault is reported
+once, at its root: if gradients differ, the parameters that follow from them are not.
+
+To add a rule, write a generator ``(rows, before) -> Iterable[Alarm]`` in
+rules_of_steps.py or rules_of_gradients.py, and add it to ``RULES``; for an alarm,
+perhaps add a page to ``alarm.PAGES``. Its ``rule`` text must be new: each text is
+reported once per severity. New facts go into rows.py and fields.py (``FIELDS``, or
+``MAY_HAVE`` if optional).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -25,7 +32,7 @@ from minitrain.recording.alarm import (
 )
 from minitrain.recording.format import Recording
 
-# passes of a run that need not be a training: to try a model, or to profile it
+# a run of at most so many passes need not train: it tries or profiles a model
 MOST_OF_A_TRIAL = 3
 NOT_BROADCAST = "rank 0's weights are not broadcast, or were changed after that"
 # distance, as a share of the model, from which rounding is an alarm
@@ -35,8 +42,8 @@ LEADS = {"gradients", "learning rates", "optimizer settings"}
 
 
 def alarms_of(rows: Rows, before: Rows | None) -> list[Alarm]:
-    """Return the findings at one step; ``before`` are the rows of the recorded step
-    before it, None at the first.
+    """Return the findings of all rules at one step; ``before`` are the rows of the
+    recorded step before it, None at the first. Rows of different steps are a finding.
     """
     places = [place(row) for row in rows]
     if ranks := unlike(places):
@@ -51,7 +58,7 @@ def alarms_of(rows: Rows, before: Rows | None) -> list[Alarm]:
 
 
 def place(row: Row) -> str:
-    """Return the place in the run of the rank that sent this row."""
+    """Return where in the run a row was made, as text: "step 3", or "the end"."""
     if row["kind"] != "step":
         return {"recording": "the start", "end": "the end"}.get(row["kind"], "?")
     optimizer = row.get("optimizer", 0)
@@ -59,7 +66,7 @@ def place(row: Row) -> str:
 
 
 def alarms_at_start(headers: Rows) -> list[Alarm]:
-    """Return differences of the models, or of their initial weights."""
+    """Return an alarm if models, or their initial weights, differ between ranks."""
     models = [{n: str(v) for n, v in one["parameters"].items()} for one in headers]
     name, ranks = first_unlike(models)
     if ranks:
@@ -74,8 +81,8 @@ def alarms_at_start(headers: Rows) -> list[Alarm]:
 def alarms_at_end(
     ends: Rows, before: Sequence[Rows] = (), start: Rows = ()
 ) -> Iterable[Alarm]:
-    """Yield different numbers of steps, and faults that only the end shows; ``before``
-    are the rows of the last recorded step of each optimizer, ``start`` the headers.
+    """Yield findings on the last rows, such as different numbers of steps; ``before``:
+    the rows of the last recorded step of each optimizer; ``start``: the headers.
     """
     counts = [sum(end["steps"].values()) for end in ends]
     ends = [{"step": max(counts)} | {**end} for end in ends]
@@ -91,7 +98,7 @@ def alarms_at_end(
 
 
 def _unseen(ends: Rows, start: Rows) -> Iterable[Alarm]:
-    # the recorder may have been blind to them
+    # steps without passes, or passes without steps: the recorder missed the others
     steps, passes = ends[0]["step"], max(end["forwards"] for end in ends)
     if steps and not passes:
         what = f"{steps} steps and no forward pass of the training"
@@ -110,8 +117,8 @@ def _unseen(ends: Rows, start: Rows) -> Iterable[Alarm]:
 def parameters(
     rows: Rows, before: Rows | None, by_rounding: bool = False
 ) -> Iterable[Alarm]:
-    """Require equal parameters on all ranks after the step; nearly equal ones, if
-    gradients differ ``by_rounding``.
+    """Check that parameters are equal on all ranks after the step; only nearly so, if
+    gradients differ ``by_rounding``, or if a difference was reported before.
     """
     name, ranks = _unlike(rows)
     if not ranks:
@@ -122,7 +129,7 @@ def parameters(
         what = f"about {far:.1g} of the model apart"
         cause = "gradients apart by rounding, for long; or another fault as well"
         yield alarm(rows, "parameters", what, cause, **where)
-    # not if they, or the gradients, were reported before
+    # no second report of them, or of the gradients
     elif not (was or by_rounding):
         what, cause = _since(rows, before, name)
         yield alarm(rows, "parameters", what, cause, **where)
@@ -133,8 +140,8 @@ def _unlike(rows: Rows) -> tuple[str, list[int]]:
 
 
 def apart(rows: Rows) -> float:
-    """Return the largest distance of a rank's parameters from rank 0's, by sketches, as
-    a share of their size; infinity if they are not finite on one of the two.
+    """Return the largest distance of a rank's parameters from rank 0's, relative to
+    their norm and estimated from sketches; infinity if one of them is not finite.
     """
     first = rows[0]["parameters"]
     found = 0.0
@@ -150,7 +157,7 @@ def apart(rows: Rows) -> float:
 
 
 def _since(rows: Rows, before: Rows | None, name: str) -> tuple[str, str]:
-    # since when parameters differ, other than by the gradients, and why
+    # return since when parameters differ, and why, if gradients are not the cause
     step, since = rows[0]["step"], "differ from the other ranks since"
     if first_unlike([row["before"] for row in rows])[1]:
         if before is None:
@@ -174,13 +181,13 @@ def _since(rows: Rows, before: Rows | None, name: str) -> tuple[str, str]:
 
 
 def parted_at_the_end(ends: Rows, before: Sequence[Rows]) -> Iterable[Alarm]:
-    """Require equal parameters on all ranks at the end, unless reported before."""
+    """Check that parameters are equal at the end, unless a difference was reported."""
     if not all("parameters" in end for end in ends):
         return
     name, ranks = _unlike(ends)
     far = apart(ends)
     parted = any(_unlike(rows)[1] for rows in before)
-    # then it was reported, or gradients differ by rounding
+    # ranks that had parted were reported, or their gradients differ by rounding
     told = parted and (far <= FAR or any(apart(rows) > FAR for rows in before))
     if ranks and not told:
         what = "differ from the other ranks at the end, about "
@@ -190,8 +197,8 @@ def parted_at_the_end(ends: Rows, before: Sequence[Rows]) -> Iterable[Alarm]:
 
 
 def buffers(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
-    """Require equal buffers on all ranks as the first forward pass of the step begins;
-    a note if no wrapper is to broadcast them.
+    """Check that buffers are equal on all ranks as the first forward pass of the step
+    begins. Yields an alarm if a wrapper such as DDP has to broadcast them, else a note.
     """
     name, ranks = first_unlike([hashes(row, "buffers") for row in rows])
     if ranks:
@@ -205,7 +212,7 @@ def buffers(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
 
 
 def also(rows: Rows, before: Rows | None = None) -> Iterable[Alarm]:
-    """Require that modules given by ``also`` are equal on all ranks that have them."""
+    """Check that modules recorded as ``also`` are equal on all ranks that have them."""
     have = [rank for rank, row in enumerate(rows) if "also" in row]
     name, found = first_unlike([rows[rank]["also"] for rank in have])
     if found:
@@ -215,51 +222,56 @@ def also(rows: Rows, before: Rows | None = None) -> Iterable[Alarm]:
         yield alarm(rows, "also", what, cause, ranks=ranks, tensor=name)
 
 
+# These run at each step, and a comment gives the text of a rule if it is another than
+# the name. Not in the table: `parameters`, which runs only if none of LEADS explains a
+# difference; `padding` and `batch_again`, as they need earlier rows (see Judge); rules
+# of the start and the end. Modules stalls, watch and recorder report "stall", "ranks",
+# "loss", "modules" and "static graph" themselves.
 RULES: tuple[Callable[[Rows, Rows | None], Iterable[Alarm]], ...] = (
     of_steps.evaluation_mode,
-    of_steps.unread,
-    of_steps.same_samples,
-    of_steps.forward_passes,
+    of_steps.unread,  # "inputs"
+    of_steps.same_samples,  # "inputs", "number of samples"
+    of_steps.forward_passes,  # "steps"
     of_steps.learning_rates,
-    of_steps.settings,
+    of_steps.settings,  # "optimizer settings"
     buffers,
     of_steps.wrappers,
-    of_gradients.gradients,
-    of_steps.carried,
-    of_steps.touched,
+    of_gradients.gradients,  # also "mean", "averaged in step" and others
+    of_steps.carried,  # "zero_grad"
+    of_steps.touched,  # "clipping"
     of_gradients.no_gradient,
     of_steps.not_finite,
     of_steps.unmoved,
     of_steps.not_held,
-    of_steps.synchronized_often,
+    of_steps.synchronized_often,  # "synchronization"
     of_steps.random_numbers,
-    of_steps.shared_generators,
+    of_steps.shared_generators,  # "shared seed"
     also,
 )
 
 
 class Judge:
-    """The rules applied to a run: headers, steps and ends of all ranks, in its order.
+    """Apply the rules to a run: headers, steps and ends of all ranks, in its order.
 
     Each fault is reported once. A note does not suppress a later alarm of its rule.
-    ``is_apart``: ranks are at different places of the run. They never come together
-    again, so nothing more is compared.
+    ``is_apart``: ranks have sent rows of different steps. They never catch up, so
+    nothing more is compared.
     """
 
     def __init__(self) -> None:
         self.is_apart = False
         # the rows of the recorded step before, by optimizer
         self._before: dict[int, Rows] = {}
-        # tensors in the findings so far, by rule and severity
+        # tensors reported so far, by rule and severity
         self._told: dict[tuple[str, bool], set[str]] = {}
-        # the first step with a batch, by its hash
+        # the first step that read a batch, by the hash of the batch
         self._read: dict[int, int] = {}
         self._start: Rows = ()
-        # the first step of any optimizer
+        # rows of the first step of any optimizer
         self._first: Rows = ()
 
     def see(self, rows: Rows) -> list[Alarm]:
-        """Return the findings in ``rows`` that were not reported before."""
+        """Return the new findings on the next ``rows``, one per rank."""
         return self.new([] if self.is_apart else self._all(rows))
 
     def _all(self, rows: Rows) -> Iterable[Alarm]:
@@ -280,7 +292,7 @@ class Judge:
         return [*found, *of_steps.padding(rows, self._first)]
 
     def _read_again(self, rows: Rows) -> Iterable[Alarm]:
-        # at any step before, as the first batch of an epoch is
+        # look at all earlier steps: a batch may return an epoch later
         steps = {}
         for rank, row in enumerate(rows):
             if of_steps.samples(row):
@@ -297,12 +309,12 @@ class Judge:
         return of_steps.batch_again(rows, ranks, steps[ranks[-1]]) if ranks else []
 
     def new(self, found: Iterable[Alarm]) -> list[Alarm]:
-        """Return the findings that were not reported before."""
+        """Return those findings in ``found`` that were not reported before."""
         new = []
         for one in found:
             key = one.rule, one.severe
             told = self._told.get(key)
-            # a few tensors, which may be intended, do not suppress many
+            # a note on a few tensors must not suppress one on many
             if told is None or len({*one.tensors} - told) > len(told):
                 self._told[key] = {*(told or ()), *one.tensors}
                 new.append(one)
@@ -310,7 +322,7 @@ class Judge:
 
 
 def alarms_in(recording: Recording) -> dict[str, bool]:
-    """Return the lines of :func:`findings_in`, each with its severity."""
+    """Return the lines of :func:`findings_in`: true for an alarm, false for a note."""
     return {
         row["line"].removeprefix("minitrain: "): row["kind"] == "alarm"
         for row in findings_in(recording)
@@ -318,8 +330,8 @@ def alarms_in(recording: Recording) -> dict[str, bool]:
 
 
 def findings_in(recording: Recording) -> list[Row]:
-    """Return the findings of the rules as lines of a recording: those in its rows, and
-    those that only the run could have, such as a missing rank. Each is there once.
+    """Return all findings on a recording as rows, each once: of the rules, if no rank
+    is missing, and of the run itself, such as a stall.
     """
     ranks = [recording.ranks[rank] for rank in sorted(recording.ranks)]
     found = []

@@ -1,6 +1,6 @@
 """Rules on gradients: equal on all ranks, and the mean of the ranks' own gradients.
 
-The cause comes from the factors with which the ranks' own gradients are in a sum.
+The factors with which the ranks' own gradients are in a sum show the cause.
 """
 
 from collections import Counter
@@ -33,24 +33,24 @@ from minitrain.recording.sketches import (
 
 # relative rounding of a tensor: other hardware, or threads, may add in another order
 ROUNDING = 1e-5
-# relative rest of a fit: bfloat16 rounds as much
+# relative residual of a fit: bfloat16 rounds as much
 CLOSE = 1e-2
-# how much better a fit must be to be taken instead of another
+# a fit must be so many times better to be preferred to another
 BETTER = 10
 # beyond this condition number factors are meaningless
 MOST_ALIKE = 100.0
-# relative, of the factor of a whole model: far above rounding, and clipping seldom
-# leads to it
+# relative tolerance of the factor of a whole model: far above rounding; clipping seldom
+# leads to a factor so close
 NEAR = 2e-4
-# relative, of a tensor: above the rounding of a reduction in 16 bits
+# relative tolerance of a tensor: above the rounding of a reduction in 16 bits
 OFF = 0.05
 SUMMED = "summed instead of averaged, unless the loss is divided by the ranks"
 LOST = "a transfer that was lost, or a rank that was left out"
 
 
 def gradients(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
-    """Require gradients that are equal on all ranks as the optimizer gets them, and the
-    mean of the ranks' own, up to a common factor: clipping, or a scaled loss.
+    """Check that the gradients of a step are equal on all ranks, and the mean of the
+    ranks' own before reduction, up to a common factor: clipping, or a scaled loss.
     """
     tables = [hashes(row, "gradients") for row in rows]
     found = {n: unlike([t.get(n) for t in tables]) for n in all_names(tables)}
@@ -58,7 +58,7 @@ def gradients(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
     if not differ:
         yield from _mean(rows, before)
         return
-    # a rank may be alone in another tensor than the first
+    # a rank may differ alone in another tensor than the first
     ranks = max((found[name] for name in differ), key=len)
     what, cause, severe = _difference(rows, before, differ, ranks)
     if severe and (equal := _equal_after(rows, differ)):
@@ -85,7 +85,7 @@ def _mean(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
 
 
 def _equal_after(rows: Rows, names: Sequence[str]) -> list[str]:
-    # parameters that the step changes equally on all ranks, though gradients differ
+    # find those that the step changes equally on all ranks, though gradients differ
     found = []
     for name in names:
         after = [hashes(row, "parameters").get(name) for row in rows]
@@ -112,7 +112,7 @@ def _reduced_in_step(
 
 
 def _factor_of_step(rows: Rows, before: Rows | None, names: Sequence[str]) -> float:
-    # by how much the parameters moved, in learning rates times the mean of the own
+    # return how far the parameters moved, in learning rates times the mean of the own
     # gradients; 0 if the step is no such multiple (momentum, Adam), or if its start is
     # not recorded
     rates, old = rows[0]["lr"], before[0]["parameters"] if before else {}
@@ -148,8 +148,8 @@ def _clipped(rows: Rows, together: Sketches) -> Alarm | None:
 def _otherwise(
     rows: Rows, names: list[str], together: Sketches, factor: float
 ) -> Iterable[Alarm]:
-    # tensors that are not as many times the mean as all are together; all at once: one
-    # after the other they took a tenth of a recorded step
+    # find tensors whose multiple of the mean is not the one of the whole model; all at
+    # once, as one after the other they took a tenth of a recorded step
     shape = len(names), BINS
     gradient, own = together.gradients[0].reshape(shape), together.own
     own = own.reshape(-1, *shape)
@@ -168,12 +168,12 @@ def _otherwise(
 
 
 def _by_number_of_ranks(rows: Rows, before: Rows | None, factor: float) -> Alarm | None:
-    # a factor that is the number of ranks, or one by it, may be intended
+    # a note, as a factor of the number of ranks, or one by it, may be intended
     world_size = len(rows)
     if _near(factor, world_size):
         what = f"{world_size} times the mean of the ranks' own: their sum"
         return note(rows, "mean", what, SUMMED)
-    # clipping may hit it once
+    # at two steps in a row: clipping may hit this factor once
     if _near(factor, 1 / world_size) and _near(_factor(before), 1 / world_size):
         what = f"1/{world_size} of the mean of the ranks' own"
         return note(rows, "mean", what, "divided by the number of ranks twice")
@@ -201,8 +201,8 @@ def _incomplete(rows: Rows, names: list[str]) -> Alarm | None:
 
 
 def _sets(names: list[str], world_size: int) -> Iterator[list[str]]:
-    # each alone, as factors may differ by tensor; then neighbours, as in a bucket: so
-    # many that their sketches distinguish all ranks
+    # yield each alone, as factors may differ by tensor; then neighbours, as in a
+    # bucket: so many that their sketches distinguish all ranks
     yield from ([name] for name in names)
     size = -(-2 * world_size // BINS)
     if size > 1:
@@ -211,7 +211,9 @@ def _sets(names: list[str], world_size: int) -> Iterator[list[str]]:
 
 
 def no_gradient(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
-    """Require a gradient of each trained parameter at one of two recorded steps."""
+    """Check that each trained parameter has a gradient at one of two recorded steps.
+    Yields a note; an alarm if sharded gradients are never reduced.
+    """
     tables = [
         [n for n in row["without_gradient"] if n in last["without_gradient"]]
         for row, last in zip(rows, before or (), strict=bool(before))
@@ -232,15 +234,15 @@ def no_gradient(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
 
 
 def _factors(target: Tensor, own: Tensor) -> list[float] | None:
-    # the factor of each rank's own gradient in ``target``; None if they do not explain
-    # it, or are too similar. With as many numbers as factors any sum can be written,
-    # but seldom without one of them
+    # return the factor of each rank's own gradient in ``target``; None if they do not
+    # explain it, or are too similar. With as many numbers as factors any sum can be
+    # written, but seldom without one of them
     found = fit(target, [*own], MOST_ALIKE, least=1)
     return found[0] if found and found[1] < CLOSE else None
 
 
 def _lacking(target: Tensor, own: Tensor) -> list[int]:
-    # ranks whose gradient ``target`` does not hold, if the others have equal factors
+    # return ranks whose gradient is not in ``target``, if the others have equal factors
     found = _factors(target, own) or [0.0]
     largest = max(map(abs, found))
     lacks = [r for r, factor in enumerate(found) if abs(factor) < CLOSE * largest]
@@ -252,8 +254,8 @@ def _lacking(target: Tensor, own: Tensor) -> list[int]:
 def _difference(
     rows: Rows, before: Rows | None, differ: Sequence[str], ranks: Sequence[int]
 ) -> tuple[str, str, bool]:
-    # how the gradients of ``ranks`` differ, and why; ``differ`` are the tensors that
-    # are not equal on all ranks. Returns False for mere rounding
+    # return how the gradients of ``ranks`` differ, why, and False for mere rounding;
+    # ``differ`` are the tensors that are not equal on all ranks
     none = [rank for rank, row in enumerate(rows) if differ[0] not in row["gradients"]]
     if none:
         cause = "a submodule that only some ranks use, without a wrapper"
@@ -286,7 +288,7 @@ def _difference(
 
 
 def _keeps_its_own(row: Row, factor: float, rest: float, of_mean: float) -> bool:
-    # or a multiple of it. If a wrapper averages, all ranks may have read the same data
+    # or keeps a multiple. If a wrapper averages, all may have read the same data
     least = ROUNDING if row["wrapper"] and row["synced"] else 0.0
     return rest < CLOSE and max(BETTER * rest, least) < of_mean
 

@@ -1,4 +1,4 @@
-"""Rules on a step: the samples and random numbers of ranks, and what the step does."""
+"""Rules on a step: the samples and random numbers of ranks, and the step's effects."""
 
 import math
 import operator
@@ -19,26 +19,26 @@ from minitrain.recording.alarm import (
     unlike,
 )
 
-# step length, as a share of the parameter, that float32 may round away
+# a step of this length, as a share of the parameter, may be lost in float32
 ROUNDED = 1e-6
 
 
 def samples(row: Row) -> list[str]:
-    """Return the digests of all samples since the last step."""
+    """Return the digests of all samples that a rank read for a step."""
     return [digest for batch in row["inputs"] for digest in batch]
 
 
 def beside(row: Row) -> list[str]:
-    """Return the digests of tensors other than samples, of each pass that had some."""
+    """Return a digest per forward pass of its tensors other than samples, if any."""
     return [digest for digest in row["beside"] if digest]
 
 
 def same_samples(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
-    """Require that no two ranks read the same samples, none reads one twice, and all
-    read as many.
+    """Check that the ranks read disjoint samples, each once, and equally many.
 
-    It is a fault if all samples are the same. Data may hold a sample several times, so
-    some equal samples are a note, at two recorded steps in a row.
+    Yields an alarm if ranks read identical sets of samples. Yields a note if the counts
+    differ, or if samples are read twice at this step, and others at the recorded step
+    before (not at one alone, since a data set may contain duplicates).
     """
     if found := _twins(rows, before):
         first, ranks = found
@@ -57,7 +57,7 @@ def same_samples(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
 
 
 def _twins(rows: Rows, before: Rows | None) -> tuple[int, list[int]] | None:
-    # if a table is the first tensor, it is taken for the samples, these come with it
+    # compare other tensors, too: if the first one is a table, it is taken for samples
     now = [(sorted(samples(row)), beside(row)) for row in rows]
     was = [sorted(samples(row)) for row in before or ()]
     for first, one in enumerate(now):
@@ -72,8 +72,8 @@ def _twins(rows: Rows, before: Rows | None) -> tuple[int, list[int]] | None:
 
 
 def _repeats(rows: Rows, others: Rows) -> bool:
-    # rows that are read at both steps are a table, or a repeated batch; passes with one
-    # backward pass may read the same, as two views of a batch do
+    # skip rows that are read at both steps: a table, or a repeated batch. Passes with
+    # one backward pass may read the same, as two views of a batch do
     known = {digest for row in others for digest in samples(row)}
     read: Counter[str] = Counter()
     for row in rows:
@@ -84,7 +84,7 @@ def _repeats(rows: Rows, others: Rows) -> bool:
 
 
 def unread(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
-    """Require that inputs of the forward pass can be read on all ranks."""
+    """Check that inputs of the forward pass could be read. Yields a note."""
     ranks = [rank for rank, row in enumerate(rows) if row["unread"]]
     if ranks:
         what = f"samples are not recorded: {rows[ranks[0]]['unread']}"
@@ -92,8 +92,8 @@ def unread(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
 
 
 def batch_again(rows: Rows, ranks: Sequence[int], earlier: int) -> Iterable[Alarm]:
-    """Note that ``ranks`` read the batch of an ``earlier`` step, in the same order, so
-    not by chance. Overfitting one batch may be intended.
+    """Yield a note that ``ranks`` read the batch of step ``earlier`` again, in the same
+    order, so not by chance. It may be intended, to overfit one batch.
     """
     what = f"the batch of step {earlier} again"
     cause = "no new order for this epoch (set_epoch?)"
@@ -103,7 +103,7 @@ def batch_again(rows: Rows, ranks: Sequence[int], earlier: int) -> Iterable[Alar
 
 
 def _alike(states: Mapping[int, str]) -> list[int]:
-    # the first ranks that have a state in common
+    # return the first group of ranks with equal states
     ranks: dict[str, list[int]] = {}
     for rank, state in states.items():
         ranks.setdefault(state, []).append(rank)
@@ -111,7 +111,9 @@ def _alike(states: Mapping[int, str]) -> list[int]:
 
 
 def random_numbers(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
-    """Require different random numbers of ranks that draw in the forward pass."""
+    """Check that random numbers drawn in the forward pass differ between ranks.
+    Yields a note.
+    """
     draw = {rank: row["random"] for rank, row in enumerate(rows) if row["draws"]}
     if same := _alike(draw):
         what = f"{in_ranks(same)} draw the same in the forward pass"
@@ -120,8 +122,8 @@ def random_numbers(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
 
 
 def shared_generators(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
-    """Require that several ranks do not use a global generator in the same state before
-    two steps in a row. Noise must differ by rank; an order that is divided must not.
+    """Yield a note if ranks use a global generator in the same state before two steps
+    in a row. Noise must differ by rank; an order that is divided must not.
     """
     pairs = [*enumerate(zip(rows, before or (), strict=bool(before)))]
     for name in ("torch", "NumPy", "random"):
@@ -136,8 +138,8 @@ def shared_generators(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
 
 
 def padding(rows: Rows, first: Rows) -> Iterable[Alarm]:
-    """Note samples by which a sampler makes the ranks' shares equal: the last ranks end
-    an epoch with the first samples of it, which ``first`` has.
+    """Yield a note if a sampler pads an epoch: the last ranks end it with samples that
+    ranks read first. ``first``: rows of the first step.
     """
     starts = [samples(row)[:1] for row in first]
     ends = [samples(row)[-1:] for row in rows]
@@ -153,8 +155,8 @@ def padding(rows: Rows, first: Rows) -> Iterable[Alarm]:
 
 
 def forward_passes(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
-    """Require as many forward passes on all ranks since the recorded step before. A
-    note: a rank may look at the output of its model for a batch.
+    """Check that ranks made equally many forward passes since the recorded step before.
+    Yields a note, as a rank may inspect the output of its model for a batch.
     """
     was = [row["forwards"] for row in before or ()] or [0] * len(rows)
     counts = [row["forwards"] - then for row, then in zip(rows, was, strict=True)]
@@ -171,7 +173,7 @@ def forward_passes(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
 
 
 def learning_rates(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
-    """Require equal learning rates on all ranks."""
+    """Check that learning rates are equal on all ranks. Yields an alarm."""
     if ranks := unlike([tuple(row["lr"]) for row in rows]):
         rates = [", ".join(f"{rate:.6g}" for rate in row["lr"]) for row in rows]
         cause = "a schedule that goes by what only one rank knows (its own loss?)"
@@ -179,7 +181,7 @@ def learning_rates(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
 
 
 def settings(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
-    """Require equal settings for each parameter that all ranks optimize."""
+    """Check that the optimizer's settings of each parameter are equal on all ranks."""
     tables = [settings_of(row) for row in rows]
     for name in all_names(tables):
         have = [table.get(name, {}) for table in tables]
@@ -195,7 +197,7 @@ def settings(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
 
 
 def settings_of(row: Row) -> dict[str, dict[str, Hashable]]:
-    """Return the settings of each parameter in the optimizer, by name."""
+    """Return the settings of each parameter's group in the optimizer, by name."""
     found: dict[str, dict[str, Hashable]] = {}
     for group in row["groups"]:
         settings = {
@@ -207,7 +209,9 @@ def settings_of(row: Row) -> dict[str, dict[str, Hashable]]:
 
 
 def wrappers(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
-    """Require the same wrapper as before: a new one has no hooks, and broadcasts."""
+    """Yield a note if the model was wrapped once more: a new wrapper has no hooks, and
+    broadcasts.
+    """
     now = [row["wrapper_id"] for row in rows]
     was = [row["wrapper_id"] for row in before or ()] or [0] * len(rows)
     if any(new > max(old, 1) for new, old in zip(now, was, strict=True)):
@@ -216,8 +220,8 @@ def wrappers(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
 
 
 def not_finite(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
-    """Require tensors that are finite on at least one rank; rules that compare ranks
-    find a tensor that is finite on some only.
+    """Yield a note if a tensor has NaN or infinity on all ranks; rules that compare
+    ranks find a tensor that is finite on some only.
     """
     for kind in ("gradients", "parameters", "buffers"):
         names = _none_finite(rows, kind)
@@ -239,7 +243,7 @@ def not_finite(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
 
 
 def _not_finite_alone(rows: Rows) -> list[int]:
-    # ranks whose own gradients are not finite, unless all are
+    # return ranks whose own gradients are not finite; none if these are all ranks
     own = [[x for sketch in row["own"].values() for x in sketch] for row in rows]
     ranks = [n for n, one in enumerate(own) if not all(map(math.isfinite, one))]
     return ranks if len(ranks) < len(rows) else []
@@ -247,7 +251,7 @@ def _not_finite_alone(rows: Rows) -> list[int]:
 
 def _none_finite(rows: Rows, kind: str) -> list[str]:
     tables = [row[kind] for row in rows]
-    # of integers there is no norm
+    # integers have no norm
     return [
         name
         for name in all_names(tables)
@@ -256,8 +260,8 @@ def _none_finite(rows: Rows, kind: str) -> list[str]:
 
 
 def unmoved(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
-    """Require that a tensor changes at one of two recorded steps in a row, if learning
-    rate and gradient are large enough for float32.
+    """Check that each parameter changes at one of two recorded steps in a row, if
+    learning rate and gradient are large enough for float32. Yields a note.
     """
     stayed = _stay(before[0]) if before else []
     if names := [name for name in _stay(rows[0]) if name in stayed]:
@@ -281,7 +285,9 @@ def _stay(row: Row) -> list[str]:
 
 
 def not_held(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
-    """Require that every trained parameter is in an optimizer."""
+    """Check that every trained parameter is in an optimizer. Yields a note; an alarm if
+    the optimizer has no parameter of the model.
+    """
     names, groups = rows[0]["not_held"], [one for row in rows for one in row["groups"]]
     if names:
         what = f"in no optimizer ({len(names)} such tensors)"
@@ -295,7 +301,7 @@ def not_held(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
 
 
 def synchronized_often(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
-    """Require that only the last backward pass of a step synchronizes."""
+    """Check that only one backward pass of a step synchronizes. Yields a note."""
     times = max(row.get("reductions", 0) for row in rows)
     if times > 1:
         what = f"gradients are synchronized {times} times, once is enough"
@@ -304,7 +310,7 @@ def synchronized_often(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
 
 
 def evaluation_mode(rows: Rows, before: Rows | None = None) -> Iterable[Alarm]:
-    """Require forward passes in training mode, if there were some before."""
+    """Yield an alarm if training goes on in evaluation mode, after training mode."""
     if ranks := [rank for rank, row in enumerate(rows) if "in_eval" in row]:
         what = "trained in eval() from this step on: without dropout, or with the "
         what += "statistics of batch norm as they are"
@@ -315,7 +321,7 @@ def evaluation_mode(rows: Rows, before: Rows | None = None) -> Iterable[Alarm]:
 
 
 def carried(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
-    """Require steps without the gradients of the step before."""
+    """Yield an alarm if gradients include the previous step's: no ``zero_grad``."""
     if ranks := [rank for rank, row in enumerate(rows) if row.get("carried")]:
         names = rows[ranks[0]]["carried"]
         what = f"holds the gradient of the step before, too ({len(names)} such tensors)"
@@ -324,7 +330,9 @@ def carried(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
 
 
 def touched(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
-    """Require unchanged gradients between passes that are not synchronized."""
+    """Check that gradients are unchanged between passes that are not synchronized.
+    Yields a note.
+    """
     names: list[str] = next(filter(None, (row.get("touched") for row in rows)), [])
     if names and len(rows) > 1:
         what = f"changed between the passes of a step ({len(names)} such tensors)"

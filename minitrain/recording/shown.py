@@ -32,7 +32,7 @@ class Shown:
 
     @property
     def num_steps(self) -> int:
-        """The number of steps of the run; at least, if the recording ended early."""
+        """The number of steps of the run; at least so many, if it ended early."""
         ranks = self.recording.ranks.values()
         made = [sum(rank.end["steps"].values()) for rank in ranks if rank.end]
         seen = [len({*rank.steps}) for rank in ranks]
@@ -62,7 +62,7 @@ class Shown:
         return [line.removeprefix("minitrain: ") for line in found]
 
     def facts(self) -> dict[str, Any]:
-        """Return the overview as plain values."""
+        """Return the overview as plain values, ready for JSON."""
         recording, times = self.recording, self.times
         ranks = recording.ranks.values()
         header = next(iter(ranks)).header

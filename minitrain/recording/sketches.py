@@ -1,6 +1,6 @@
-"""Sums of tensors, by their sketches: which factors make one of others.
+"""Least squares on sketches: the factors with which tensors add up to another one.
 
-A sketch is linear in its tensor, and as long as it on average. So the distance of two
+A sketch is linear in its tensor, with the same norm on average. So the distance of two
 sketches estimates the distance of two tensors, and the sketch of a sum is the sum of
 the sketches. Most faults of a gradient show in the factors of the ranks' own gradients.
 """
@@ -23,47 +23,50 @@ def common(*rows: Mapping[str, object]) -> list[str]:
 
 
 def norm(entry: Row) -> float:
-    """Return the norm of a tensor."""
+    """Return the norm of a tensor, given its fingerprint."""
     return float(entry["norm"])
 
 
 def is_finite(entry: Row) -> bool:
-    """Return whether a tensor has neither NaN nor infinity."""
+    """Return true if a tensor, given its fingerprint, has no NaN or infinity."""
     return all(map(math.isfinite, (entry["norm"], *entry["sketch"])))
 
 
 def apart(a: Row, b: Row) -> float:
-    """Return the approximate distance of two tensors; infinity if one is not finite."""
+    """Return the approximate distance of two tensors, given their fingerprints;
+    infinity if one is not finite.
+    """
     found = math.dist(a["sketch"], b["sketch"])
     return found if math.isfinite(found) else math.inf
 
 
 def joined(parts: Mapping[str, Sequence[float]], names: Iterable[str]) -> Tensor:
-    """Return the sketches of ``names`` as one vector."""
+    """Return the sketches of ``names`` as one float64 vector."""
     values = [value for name in names for value in parts[name]]
     return torch.tensor(values, dtype=torch.float64)
 
 
 def vector(row: Row, kind: str, names: Iterable[str]) -> Tensor:
-    """Return a row's ``gradients``, ``parameters`` or ``own`` as one vector."""
+    """Return the sketches of ``names`` in a row's ``gradients``, ``parameters`` or
+    ``own`` (gradients before reduction) as one float64 vector.
+    """
     if kind == "own":
         return joined(row[kind], names)
     return joined({name: row[kind][name]["sketch"] for name in names}, names)
 
 
 def combination(target: Tensor, parts: Sequence[Tensor]) -> Fit:
-    """Return the factors that bring the sum of ``parts`` nearest to ``target``, and
-    what is left.
+    """Fit ``target`` by a sum of ``parts``: return their factors and the residual.
 
     Least squares in float64 (``torch.linalg.lstsq``) over flat tensors of one length;
-    what is left is |rest| / |target|, infinity if one is not finite.
+    the residual is relative to the norm of ``target``, infinity if one is not finite.
     """
     matrix = torch.stack([part.double() for part in parts], dim=1)
     wanted = target.double()
     if not (matrix.isfinite().all() and wanted.isfinite().all()):
         return [0.0] * len(parts), math.inf
     factors = torch.linalg.lstsq(matrix, wanted[:, None]).solution.flatten()
-    # the share of nothing is nothing, not NaN
+    # zero, not NaN, if both are zero
     rest = (matrix @ factors - wanted).norm() / wanted.norm().clamp_min(1e-300)
     return factors.tolist(), float(rest)
 
@@ -97,16 +100,16 @@ class Sketches:
 
     @property
     def mean(self) -> Tensor:
-        """Return the gradient that data parallelism computes from the ranks' own."""
+        """The mean of the ranks' own gradients, which data parallelism computes."""
         return self.own.mean(0)
 
     def in_mean(self, rank: int = 0) -> tuple[float, float]:
-        """Return the factor of the mean in the gradient of a rank, and the rest."""
+        """Fit a rank's gradient by the mean: return the factor and the residual."""
         return as_multiple(self.gradients[rank], self.mean)
 
     def own_in(self, rank: int) -> tuple[float, float, float]:
-        """Return the factor of a rank's own gradient in the reduced one, the rest, and
-        the rest of a multiple of the mean; rests as shares of the reduced one.
+        """Fit a rank's gradient by its own one before reduction: return the factor and
+        the residual, and the residual of the fit by the mean, :meth:`in_mean`.
         """
         gradient = self.gradients[rank]
         factor, rest = as_multiple(gradient, self.own[rank])
@@ -114,12 +117,12 @@ class Sketches:
 
 
 def comparable(rows: Rows) -> list[str]:
-    """Return tensors of which every rank has its own and the reduced gradient."""
+    """Return names of tensors whose gradient, own and reduced, every rank has."""
     return common(*(row.get(kind, {}) for kind in ("gradients", "own") for row in rows))
 
 
 def sketches(rows: Rows, names: Sequence[str]) -> Sketches | None:
-    """Return the sketches of ``names``; None without names, or if one is not finite."""
+    """Return the sketches of ``names``; None without any, or if one is not finite."""
     both = [
         torch.stack([vector(row, kind, names) for row in rows])
         for kind in ("gradients", "own")
@@ -129,8 +132,8 @@ def sketches(rows: Rows, names: Sequence[str]) -> Sketches | None:
 
 
 def as_multiple(target: Tensor, part: Tensor) -> tuple[float, float]:
-    """Return the factor that brings ``part`` nearest to ``target``, and the rest as a
-    share of ``target``.
+    """Fit ``target`` by a multiple of ``part``: return the factor, and the residual
+    relative to the norm of ``target``.
     """
     if not (target.any() and part.any()):
         return 0.0, float(target.any())

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import get_args
 
-from minitrain.core.printable import note
+from minitrain.core.printable import note as print_note
 from minitrain.recording.alarm import Alarm, in_ranks, page_on
 from minitrain.recording.clock import END, Phase, RecordingClock, path_of_times
 from minitrain.recording.format import line_of, ranks_in
@@ -36,8 +36,8 @@ NOT_OURS += (str(Path(__file__).parents[1]),)
 
 @dataclass(frozen=True)
 class Place:
-    """A rank in ``phase`` of the step after ``steps`` others, for ``seconds``, at a
-    ``line`` of the user's code.
+    """Where a rank is: in ``phase`` of the step after ``steps`` others, for
+    ``seconds``, at a ``line`` of the user's code, as text ("" if unknown).
     """
 
     steps: int
@@ -47,7 +47,7 @@ class Place:
 
     @property
     def progress(self) -> tuple[int, int]:
-        """Steps and phases so far, to be compared with other ranks."""
+        """A pair (steps, phase index), larger for a rank that is farther ahead."""
         return self.steps, PHASES.index(self.phase)
 
     def __str__(self) -> str:
@@ -56,9 +56,9 @@ class Place:
 
 
 class StallWatch:
-    """Watch the ``clock`` of ``rank``: if no phase ended for ``timeout_s`` after the
-    first step, report the places of all ranks that record in ``folder``, once;
-    ``write`` gets the line of the recording.
+    """Watch the ``clock`` of ``rank`` in a thread: if no phase ended for ``timeout_s``
+    seconds after the first step, report once the place of each rank that records in
+    ``folder``. ``write`` gets the line of the recording.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class StallWatch:
         self._thread.start()
 
     def close(self) -> None:
-        """End the watch."""
+        """End the thread, and remove the answer of this rank."""
         self._ended.set()
         self._thread.join()
         _path_of_answer(self._folder, self._rank).unlink(missing_ok=True)
@@ -110,7 +110,7 @@ class StallWatch:
         path.with_suffix(".new").replace(path)
 
     def _ask(self, question: Path) -> float:
-        # exclusively: one rank asks
+        # mode "x" fails if another rank asks
         with open(question, "x"):
             asked = question.stat().st_mtime
         self._ended.wait(ANSWER_S)
@@ -129,11 +129,11 @@ class StallWatch:
         found, lines = judge(places, ended, self._timeout_s)
         self._write(line_of(found.row()))
         for line in (found.line, *lines, f"minitrain: see {page_on(found.row())}"):
-            note(line)
+            print_note(line)
         return asked
 
     def _has_ended(self, rank: int) -> bool:
-        # its watch is closed, and the last line of its times says so
+        # it answers no more, as the last line of its times shows
         with suppress(OSError), open(path_of_times(self._folder, rank), "rb") as file:
             file.seek(-min(100, file.seek(0, os.SEEK_END)), os.SEEK_END)
             return file.read().rstrip().endswith(END.encode())
@@ -148,8 +148,8 @@ class StallWatch:
 def judge(
     places: Mapping[int, Place | None], ended: Sequence[int], timeout_s: float
 ) -> tuple[Alarm, list[str]]:
-    """Return the finding, which names the ranks that the others wait for, and a line
-    for each rank.
+    """Return a note on a stall, which names the ranks that the others wait for, and a
+    line of text for each rank.
 
     Args:
         places: by rank; None for a rank that gave no answer.
@@ -181,7 +181,7 @@ def _path_of_answer(folder: Path, rank: int) -> Path:
 
 
 def _line_of(thread: int) -> str:
-    # the innermost line of the user's own code
+    # find the innermost line of the user's own code
     frame = sys._current_frames().get(thread)
     while frame is not None:
         file = frame.f_code.co_filename

@@ -1,4 +1,4 @@
-"""The times of a recording, for the step account and the verdict on stragglers."""
+"""The times of a recording, for the step account and the detection of stragglers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ from minitrain.recording.optimizers import FIRST_STEPS
 
 # what a rank does before it waits for another
 OWN_PARTS = ("data_ms", "forward_ms", "backward_ms", "other_ms", "optimizer_ms")
-# one that follows the first recorded steps is no warm-up any more
+# the first recorded steps, and the one after them, are warm-up
 WARMUP_STEPS = FIRST_STEPS + 1
 
 
@@ -35,9 +35,9 @@ WARMUP_STEPS = FIRST_STEPS + 1
 class Times:
     """The steps of all ranks that were timed: the columns of
     :func:`minitrain.analysis.account.summarized`, with ``samples`` in place of tokens.
-    ``hosts`` name the clocks of the ranks. A step that was recorded is ``bracketed``,
-    so that neither it nor the one after it counts. ``open`` are the ranks that did not
-    close their file: killed, or at work.
+    ``hosts`` are IDs of the ranks' clocks. A recorded step is of kind ``bracketed``, so
+    that neither it nor the one after it counts. ``open`` are the ranks that did not
+    close their file: killed, or still running.
     """
 
     rows: Columns
@@ -46,47 +46,47 @@ class Times:
 
     @property
     def one_clock(self) -> bool:
-        """True if the moments of all ranks can be compared."""
+        """True if time stamps of all ranks can be compared: one host, and no GPU."""
         lacks_moments = np.isnan(self.rows["last_bucket_at_ns"]).any()
         return len(self.hosts) == 1 and not lacks_moments
 
     @cached_property
     def steps(self) -> Columns:
-        """The steps that are summarized, of all ranks."""
+        """The steps that count for means and samples, of all ranks."""
         return plain_steps(self.rows, WARMUP_STEPS)
 
     @cached_property
     def account(self) -> list[dict[str, Any]]:
-        """The step account."""
+        """The step account: mean milliseconds of each component, by rank."""
         return account(self.rows, WARMUP_STEPS, one_clock=self.one_clock)
 
     @property
     def parts(self) -> dict[str, dict[str, float | None]]:
-        """Mean milliseconds of each component of a step, by rank and of ``all``."""
+        """Mean milliseconds of each component of a step, by rank and for ``all``."""
         names = dict.fromkeys(row["rank"] for row in self.account)
         return {name.removeprefix("rank "): means(self.account, name) for name in names}
 
     @cached_property
     def stragglers(self) -> Stragglers:
-        """The verdict on slow ranks."""
+        """The result of the search for slow ranks."""
         return find_stragglers(self.rows, WARMUP_STEPS)
 
     @property
     def num_steps(self) -> int:
-        """Steps of the rank that made the most."""
+        """Number of steps of the rank that made the most; 0 without any."""
         _, counts = np.unique(self.rows["rank"], return_counts=True)
         return int(counts.max(initial=0))
 
     @property
     def num_timed(self) -> int:
-        """Steps behind the means: without the first, those that were recorded, and
-        those after an evaluation or a recorded one.
+        """Number of steps that count for the means: not the first ones, recorded ones,
+        and those after an evaluation or a recorded one.
         """
         return len(np.unique(self.steps["step"]))
 
     @property
     def late_part(self) -> str | None:
-        """The component of a step that makes the slowest rank slow; None if none is."""
+        """The component of a step that makes a rank slow; None if none is slow."""
         slow, parts = self.stragglers.slow, self.parts
         if not slow:
             return None
@@ -100,16 +100,17 @@ class Times:
 
     @property
     def samples_per_s(self) -> float | None:
-        """Samples of all ranks in a second, of the rank that took the longest."""
+        """Samples per second in total, by the slowest rank's time; None without any."""
         seconds, samples = longest_s(self.steps), float(self.steps["tokens"].sum())
         return samples / seconds if samples and seconds > 0 else None
 
 
 @dataclass(frozen=True)
 class TimesCompared:
-    """The mean step of two recordings, ``a_ms`` and ``b_ms``, and by how many
-    milliseconds each component of B is longer, the largest difference first. From the
-    spread of the steps: ``noise_ms``; ``parts`` has only components beyond their own.
+    """The mean step of two recordings, ``a_ms`` and ``b_ms``. ``parts``: by how many
+    milliseconds a component of B is longer, largest difference first; only components
+    that differ by more than their noise. ``noise_ms`` is the noise of the whole step,
+    from the spread of the steps. ``one_host``: A and B ran on the same hosts.
     """
 
     a_ms: float
@@ -120,7 +121,7 @@ class TimesCompared:
 
     @property
     def differ(self) -> bool:
-        """True if the steps differ by more than noise."""
+        """True if the mean steps differ by more than noise."""
         return abs(self.b_ms - self.a_ms) > self.noise_ms
 
 
@@ -146,7 +147,7 @@ def compare_times(a: Times | None, b: Times | None) -> TimesCompared | None:
 
 
 def _of_all(times: Times) -> dict[str, tuple[float, float]]:
-    # the mean of each component, and half the width of its interval
+    # return the mean of each component, and half the width of its interval
     return {
         row["part"]: (row["mean_ms"], (row["high_ms"] - row["low_ms"]) / 2)
         for row in times.account
@@ -155,8 +156,8 @@ def _of_all(times: Times) -> dict[str, tuple[float, float]]:
 
 
 def read_times(folder: Path) -> Times | None:
-    """Return the times of the recording in ``folder``; None without any, as of an
-    earlier minitrain. Raises UserError for a damaged file.
+    """Return the times of the recording in ``folder``; None if there are none, as in
+    one of an earlier minitrain. Raises UserError for a damaged file.
     """
     folder = last_attempt(folder)
     files = {rank: path_of_times(folder, rank) for rank in ranks_in(folder)}
@@ -166,7 +167,7 @@ def read_times(folder: Path) -> Times | None:
     ranks, hosts, is_open = [], set(), set()
     for rank, file in found.items():
         try:
-            # a last line that was cut is left out
+            # ignore an incomplete last line
             lines = file.read_text().split("\n")[:-1]
             is_open |= set() if lines[-1:] == [END] else {rank}
             hosts.add(lines[0] if lines else "")
@@ -178,13 +179,13 @@ def read_times(folder: Path) -> Times | None:
 
 
 def _cells(lines: Sequence[str]) -> dict[str, Floats]:
-    # the columns of a file, without its comments and its row of names
+    # return the columns of a file, without its comments and its row of names
     rows = [line.split(",") for line in lines if not line.startswith("#")][1:]
     if any(len(row) != len(COLUMNS) for row in rows):
         raise ValueError(f"a row without {len(COLUMNS)} columns")
     cells = [[float(cell or nan) for cell in row] for row in rows]
     columns = np.array(cells, np.float64).reshape(len(rows), len(COLUMNS)).T
-    # on a GPU no moment is known
+    # time stamps are unknown on a GPU
     for name, column in zip(COLUMNS, columns, strict=True):
         if name != "last_gradient_ns" and not np.isfinite(column).all():
             raise ValueError(f"{name} is missing, or not finite")
@@ -195,7 +196,7 @@ def _as_timings(table: Mapping[str, Floats], rank: int) -> Columns:
     count = len(table["step"])
     same = ("data_ms", "forward_ms", "other_ms", "optimizer_ms")
     return {name: table[name] for name in same} | {
-        # rows are counted, since each optimizer has steps of its own
+        # count rows, since each optimizer counts its own steps
         "step": np.arange(count),
         "rank": np.full(count, rank),
         "to_last_bucket_ms": table["backward_ms"],

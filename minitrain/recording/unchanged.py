@@ -31,8 +31,8 @@ TRAINS_AGAIN = (
 
 
 def prepare() -> None:
-    """Wait for the first training pass of a model, and record from it on. The folder
-    and the arguments of :func:`minitrain.record` are read from the environment.
+    """Patch ``nn.Module`` to start a recording at the first training pass of a model.
+    The arguments of :func:`minitrain.record` are read from the environment, as JSON.
     """
     settings = json.loads(os.environ[SETTINGS])
     call = nn.Module.__call__
@@ -79,8 +79,8 @@ def _record(model: nn.Module, settings: dict[str, Any]) -> None:
 
 
 def stop_at_exit(recorder: Any) -> None:
-    """Stop ``recorder`` as the process exits."""
-    # an error that ended the script is no longer being handled
+    """Stop ``recorder`` as the process exits; without an end after an error."""
+    # sys.exception() is None by now, even if an error ended the script
     recorder.close(failed=getattr(sys, "last_value", None) is not None)
 
 

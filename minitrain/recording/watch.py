@@ -1,12 +1,12 @@
-"""Exchange between ranks while they record: rows to be judged, and meetings.
+"""Exchange between ranks while they record: rows for the rules, and barriers.
 
-Each rank puts its rows into the store of the run's process group and waits for none.
-Rank 0 judges the rows of a step when all are there, and stores its findings.
+Each rank puts its rows into the store of the run's process group and does not wait.
+Rank 0 applies the rules to a step when it has all its rows, and stores its findings.
 
-If the parameters are sharded over the ranks, putting these together is a collective in
-the run's own group. A rank at another place of the run would answer it with another
-collective, and both would hang, or abort. So ranks meet first: each stores its place,
-and the first to know decides for all, once. A rank that came too late learns of it.
+If the parameters are sharded over the ranks, gathering them is a collective in the
+run's own group. A rank at another place of the run would answer it with another
+collective, and both would hang, or abort. So ranks first meet in a barrier: each stores
+its place, and the first rank to know decides for all, once. A late rank reads that.
 """
 
 import json
@@ -22,26 +22,34 @@ import torch.distributed as dist
 
 from minitrain.comm.torch_private import HashStore, PrefixStore, Store
 from minitrain.core.errors import EvidenceError
-from minitrain.core.printable import note
+from minitrain.core.printable import note as print_note
 from minitrain.recording.alarm import Alarm, against, page_on, unlike
 from minitrain.recording.format import Row, line_of
 from minitrain.recording.rules import Judge, place
 
+# Keys in the store, by rank R, and number N of the meeting or row:
+#   at R            [N, place]: the last meeting to which R came. Read to decide
+#   meeting N       what the first to decide found: null, or an alarm. Read by all
+#   meeting N came  how many came. The last one at meeting N + 1 deletes both
+#   row N of R      number of pieces, and the row, of R. Rank 0 reads and deletes it
+#   row N of R, piece K  the rest of a row longer than PIECE, stored before the row
+#   judged N        [ranks are apart, number of readers, alarms], of rank 0
+#   heard N         how many have read "judged N". The last one deletes both
 # a TCPStore takes 8 MiB at a time, and cuts the connection of a rank that sends more
 PIECE = 1 << 22
 # recorders of a process are numbered, equally on all ranks
 _numbers = count()
-# sent by a rank that ends early: no row of it follows
+# sent by a rank that ends early: it sends no more rows
 LEFT = '{"kind": "left"}'
 # keys are most often there at once; a longer wait must not take a core
 POLL_S, FIRST_POLL_S = 0.005, 0.0001
-# a store takes an empty text for a missing key
+# None in JSON; a store takes an empty text for a missing key
 AGREED = "null"
-SO = "; sharded tensors need all ranks, so the recording ends here"
+ENDS_HERE = "; sharded tensors need all ranks, so the recording ends here"
 
 
 def wait_until(is_done: Callable[[], bool], limit_s: float) -> bool:
-    """Return true as soon as ``is_done()`` is; false after ``limit_s`` seconds."""
+    """Poll ``is_done()``: return true once it is, false after ``limit_s`` seconds."""
     deadline, pause = time.monotonic() + limit_s, FIRST_POLL_S
     while not is_done():
         if time.monotonic() > deadline:
@@ -52,8 +60,9 @@ def wait_until(is_done: Callable[[], bool], limit_s: float) -> bool:
 
 
 class Meetings:
-    """Meetings of ``world_size`` ranks by a ``store``. Each rank takes part in all, in
-    the same order.
+    """Barriers with a timeout among ``world_size`` ranks, via ``store``, which check
+    that all are at the same point of the run. All ranks must make the same calls in
+    order.
     """
 
     def __init__(
@@ -64,8 +73,9 @@ class Meetings:
         self._number = self._step = 0
 
     def come(self, place: str, step: int) -> Alarm | None:
-        """Wait for the others, ``timeout_s`` at most. None if all are at this ``place``
-        of the run; otherwise a finding, the same on all ranks, however late.
+        """Wait for the other ranks, ``timeout_s`` seconds at most. Return None if all
+        are at this ``place`` of the run; otherwise an alarm for ``step``, the same on
+        all ranks, also on late ones. If the store is gone, an alarm on that.
         """
         key = f"meeting {self._number}"
         try:
@@ -82,21 +92,21 @@ class Meetings:
                     self.store.delete_key(f"meeting {self._number - 1}{end}")
         except RuntimeError:
             # the store ends with the rank that hosts it
-            decided = Alarm("ranks", step, f"a rank has gone before {place}{SO}")
+            decided = Alarm("ranks", step, f"a rank has gone before {place}{ENDS_HERE}")
         self._number, self._step = self._number + 1, step
         return decided
 
     def leave(self) -> None:
-        """Leave all further meetings; ranks in the next one learn of it. Calling it
-        twice is harmless.
+        """Take part in no more barriers; at the next one, the other ranks get an alarm
+        that this rank has gone. Calling it twice is harmless.
         """
-        what = f"at the end, while the others go on{SO}"
+        what = f"at the end, while the others go on{ENDS_HERE}"
         gone = Alarm("ranks", self._step, what, ranks=[self.rank])
         with suppress(RuntimeError):
             self._decide(f"meeting {self._number}", gone)
 
     def _decide(self, key: str, found: Alarm | None) -> Alarm | None:
-        # the first decision holds
+        # compare_set: the first decision holds
         mine = AGREED if found is None else json.dumps(vars(found))
         decided = json.loads(self.store.compare_set(key, "", mine))
         return None if decided is None else Alarm(**decided)
@@ -107,23 +117,24 @@ class Meetings:
         told = self.store.multi_get([f"at {rank}" for rank in came])
         at = {rank: json.loads(one) for rank, one in zip(came, told, strict=True)}
         if late := [r for r in everyone if r not in at or at[r][0] < self._number]:
-            what = f"did not come to {place} within {self.timeout_s:g} s{SO}"
+            what = f"did not come to {place} within {self.timeout_s:g} s{ENDS_HERE}"
             return Alarm("ranks", step, what, ranks=late)
         places = [at[rank][1] for rank in everyone]
         if ranks := unlike(places):
-            what = f"at {against(places, ranks)}{SO}"
+            what = f"at {against(places, ranks)}{ENDS_HERE}"
             return Alarm("steps", step, what, ranks=ranks)
         return None
 
 
 class Watch:
-    """Exchange of a rank with the others while they record. Each makes it at the same
-    point of the run, where it waits for the others, and sends the same rows in order.
+    """Exchange of rows between ranks while they record. All ranks must construct it at
+    the same point of the run, where they wait for each other, and send the same rows in
+    order.
 
-    ``write`` gets the line of each alarm once, on every rank; rank 0 prints it. With
-    ``raises``, an alarm that is no note ends the run on all ranks at the step in which
-    it is found: for that they wait for each other at recorded steps. A rank that has
-    not sent a row ``timeout_s`` after this one has is reported.
+    ``write`` gets the line of each finding once, on every rank; rank 0 prints it. With
+    ``raises``, an alarm that is no note raises EvidenceError on all ranks at the step
+    in which it is found: for that they wait for each other at recorded steps. A rank
+    that has not sent a row ``timeout_s`` seconds after this one has is reported.
     """
 
     def __init__(self, timeout_s: float, raises: bool) -> None:
@@ -142,17 +153,17 @@ class Watch:
             attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
             name = f"minitrain recorder {next(_numbers)} of attempt {attempt}"
             self._store = PrefixStore(name, world.get_group_store())
-        # rows of this rank that are not judged yet, each with its number and its time
+        # rows of this rank without findings yet, each with its number and its time
         self._sent: deque[tuple[int, Row, float]] = deque()
         self._number = 0
-        # the last row that was judged
-        self._step, self._heard = 0, "nothing"
+        # step and place of the last row that was judged
+        self._step, self._last_place = 0, "nothing"
         self._has_ended = False
         self._meetings = Meetings(self._store, self._rank, self._world_size, timeout_s)
         missing = self._meetings.come("the start", 0)
         # whether all ranks record, and the note to report if they do not
         self.has_all, self.missing = missing is None, list[Alarm]()
-        # whether they came together wherever they had to, so far
+        # false once a meeting failed: no more collectives
         self.is_whole = True
         if missing is not None:
             what = f"did not begin to record within {timeout_s:g} s"
@@ -160,13 +171,13 @@ class Watch:
             self.missing += [Alarm("ranks", 0, what, ranks=missing.ranks, severe=False)]
 
     def send(self, row: Row, line: bytes) -> None:
-        """Send ``row``, which is this ``line``, to all ranks; wait for none."""
+        """Store ``row``, encoded as ``line``, for rank 0, without waiting."""
         self._has_ended = row["kind"] == "end"
         if self._has_ended:
             self._meetings.leave()
         if self.has_all and not self._judge.is_apart:
             self._sent.append((self._number, row, time.monotonic()))
-            # rank 0 has its own; that it is there is all that others look for
+            # rank 0 has its own row; the others only check that the key exists
             text = line.decode() if self._rank else "null"
             with suppress(RuntimeError):
                 _put(self._store, f"row {self._number} of {self._rank}", text)
@@ -177,7 +188,7 @@ class Watch:
         so that collectives may follow; after a first failure, always false.
 
         Raises:
-            EvidenceError: they do not, and alarms end the run.
+            EvidenceError: they do not, and ``raises`` is set.
         """
         if not (self.has_all and self.is_whole):
             return False
@@ -187,55 +198,62 @@ class Watch:
         return self.is_whole
 
     def meet_at_the_end(self, step: int) -> bool:
-        """Return true if all ranks meet at the end. A rank that does not is reported
-        when its last row is judged, or missing.
+        """Return true if all ranks reach the end. Unlike :meth:`meet`, a rank that does
+        not is reported later, when its last row is judged, or missing.
         """
         meets = self.has_all and self.is_whole
         return meets and self._meetings.come("the end", step) is None
 
     def tell(self, found: Iterable[Alarm]) -> None:
-        """Report findings of this rank alone, as each of the others does."""
+        """Report new findings that a rank makes without the others' rows; raises as
+        :meth:`look` does.
+        """
         self._report(self._judge.new(found))
 
     def look(self, wait_s: float = 0.0) -> None:
-        """Report the findings so far, or those within ``wait_s`` seconds.
+        """Report the findings so far; wait ``wait_s`` seconds at most for more.
 
         Raises:
-            EvidenceError: there is an alarm, and alarms end the run.
+            EvidenceError: there is an alarm, and ``raises`` is set.
         """
         found: list[Alarm] = []
         try:
-            wait_until(lambda: self._take(found, wait_s > 0), wait_s)
+            wait_until(lambda: self._judge_or_read(found, wait_s > 0), wait_s)
             found += self._judge.new(self._late())
         except RuntimeError:
-            # the store goes with the rank that has it
-            what = f"a rank has gone; last heard of: {self._heard}"
+            # the store ends with the rank that hosts it
+            what = f"a rank has gone; last heard of: {self._last_place}"
             gone = Alarm("ranks", self._step, what, severe=False)
             found += self._judge.new([gone] if self._sent else [])
         self._report(found)
 
     def close(self) -> None:
-        """Leave the exchange. Calling it twice is harmless."""
+        """Leave the exchange; before the end, the others get an alarm. Calling it
+        twice is harmless.
+        """
         self._meetings.leave()
         if not self._has_ended:
             with suppress(RuntimeError):
                 if self._rank:
                     _put(self._store, f"row {self._number} of {self._rank}", LEFT)
                 else:
-                    # the others wait for what it found
+                    # in place of the findings that the others wait for
                     first = self._sent[0][0] if self._sent else self._number
                     told = [True, 0, [vars(self._gone([0]))]]
                     self._store.set(f"judged {first}", json.dumps(told))
         self._sent.clear()
-        # else its server, and its port, would stay as long as this
+        # drop the store: its server, and its port, would stay as long as this object
         self._meetings.store = self._store = HashStore()
 
     def _gone(self, ranks: list[int]) -> Alarm:
-        what = f"has gone; last heard of: {self._heard}"
+        what = f"has gone; last heard of: {self._last_place}"
         return Alarm("ranks", self._step, what, ranks=ranks)
 
-    def _take(self, found: list[Alarm], waits: bool) -> bool:
-        # judge the rows, or read the findings; true if there is nothing to wait for
+    def _judge_or_read(self, found: list[Alarm], waits: bool) -> bool:
+        """Handle the rows that are complete, and add new findings to ``found``: rank 0
+        judges them and stores its findings, which the others read. Return true if there
+        is nothing left to wait for.
+        """
         store = self._store
         while self._sent:
             number, row, _ = self._sent[0]
@@ -250,45 +268,49 @@ class Watch:
                     new, self._judge.is_apart = [self._gone(gone)], True
                 else:
                     new = self._judge.see([row, *sent[1:]])
-                # the store may fail from here on
+                # keep them now: the store may fail from here on
                 found += new
-                listen = self._world_size - 1 - len(gone)
-                if listen:
-                    told = [self._judge.is_apart, listen, [vars(one) for one in new]]
+                num_readers = self._world_size - 1 - len(gone)
+                if num_readers:
+                    told = [
+                        self._judge.is_apart,
+                        num_readers,
+                        [vars(one) for one in new],
+                    ]
                     store.set(key, json.dumps(told))
                 for one, num_more in zip(rows, more, strict=True):
                     _delete(store, one, num_more)
             else:
-                self._judge.is_apart, listen, told = json.loads(store.get(key))
+                self._judge.is_apart, num_readers, told = json.loads(store.get(key))
                 found += self._judge.new(Alarm(**one) for one in told)
-                # the last to hear it
-                if store.add(f"heard {number}", 1) == listen:
+                # the last reader deletes it
+                if store.add(f"heard {number}", 1) == num_readers:
                     store.delete_key(f"heard {number}")
                     store.delete_key(key)
-            self._step, self._heard = _step_of(row), place(row)
+            self._step, self._last_place = _step_of(row), place(row)
             self._sent.popleft()
             if self._judge.is_apart:
-                # they stay so
+                # for good: no more rows are compared
                 self._sent.clear()
                 self._number = number + 1
-        # the store may go with rank 0: not before all have heard
+        # the store may end with rank 0, which waits until all have read
         is_to_stay = waits and self._rank == 0
         return not (is_to_stay and store.check([f"judged {self._number - 1}"]))
 
     def _late(self) -> list[Alarm]:
-        # ranks that have not sent what this one has, for long; of rows that rank 0 is
-        # yet to judge, the first that they have not sent
-        heard, now = self._heard, time.monotonic()
+        # return an alarm on ranks that have not sent a row ``timeout_s`` after this
+        # one, for the first such row that rank 0 has not judged yet
+        heard, now = self._last_place, time.monotonic()
         for number, row, since in self._sent:
             if now - since < self.timeout_s:
                 break
             rows = [f"row {number} of {rank}" for rank in range(self._world_size)]
             behind = [n for n, one in enumerate(rows) if not self._store.check([one])]
-            # else the rows have been taken
+            # rows that were judged have been deleted
             if behind and not self._store.check([f"judged {number}"]):
                 what = f"did not come to {place(row)} within {self.timeout_s:g} s; "
                 what += f"last heard of: {heard}"
-                # a rank may be long in coming to its end: it saves, or evaluates
+                # no alarm at the end: a rank may still save, or evaluate
                 is_end = row["kind"] == "end"
                 cause = f"slow to end; or rank {self._rank} ran out of batches or "
                 cause += "skipped one, and collectives of the others wait for it, or "
@@ -302,10 +324,11 @@ class Watch:
         ends = None
         for one in found:
             self.write(line_of(one.row()))
-            # rank 0, but of ranks that did not come the first that did
+            # rank 0; if it is missing, the first rank that is not
             missed = one.ranks if one.rule == "ranks" else []
-            if self._rank == next(r for r in count() if r not in missed):
-                note(one.line)
+            printer = next(rank for rank in count() if rank not in missed)
+            if self._rank == printer:
+                print_note(one.line)
                 self._point_to(page_on(one.row()))
             if one.severe and self._raises and ends is None:
                 ends = one.line
@@ -315,7 +338,7 @@ class Watch:
     def _point_to(self, page: str) -> None:
         if page and page not in self._pages:
             self._pages.add(page)
-            note(f"minitrain: see {page}")
+            print_note(f"minitrain: see {page}")
 
 
 def _step_of(row: Row) -> int:
@@ -332,8 +355,8 @@ def _put(store: Store, key: str, text: str) -> None:
 
 def _get(store: Store, key: str) -> tuple[Any, int]:
     # what was put there, and the number of pieces that follow the key
-    count, _, first = store.get(key).decode().partition(" ")
-    rest = [store.get(f"{key}, piece {number}") for number in range(int(count))]
+    num_pieces, _, first = store.get(key).decode().partition(" ")
+    rest = [store.get(f"{key}, piece {number}") for number in range(int(num_pieces))]
     return json.loads(first + b"".join(rest).decode()), len(rest)
 
 

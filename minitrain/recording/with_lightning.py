@@ -31,7 +31,7 @@ class LightningCallback(Callback):  # type: ignore[misc]
         self._folder, self._options = folder, options
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Start the recorder."""
+        """Start the recorder, and make each ``training_step`` a recorded pass."""
         if hasattr(self, "_recorder"):
             note(TRAINS_AGAIN.format(self._folder))
             return
@@ -56,7 +56,7 @@ class LightningCallback(Callback):  # type: ignore[misc]
         pl_module.training_step = training_step
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Stop it, and restore the module."""
+        """Stop the recorder, and restore the module."""
         vars(pl_module).pop("training_step", None)
         self._recorder.stop()
 
@@ -74,7 +74,7 @@ def _as_pass(module: Any, step: Callable[..., Any], args: Any, options: Any) -> 
         vars(module).update(own)
 
     def forward(*args: Any, **options: Any) -> Any:
-        # which the step itself may call
+        # before the step, as that may call forward itself
         restore()
         return step(*args, **options)
 

@@ -21,7 +21,7 @@ class TransformersCallback(TrainerCallback):  # type: ignore[misc]
         self._recorder: Recorder | None = None
 
     def on_train_begin(self, *_: Any, model: Any, **others: Any) -> None:
-        """Start the recorder."""
+        """Start the recorder; a second training is not recorded."""
         if self._recorder is not None:
             # the Trainer tries a smaller batch after an error, for example
             self._recorder.close(failed=True)

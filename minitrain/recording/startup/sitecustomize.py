@@ -12,7 +12,7 @@ from typing import Any
 
 
 def run_the_other() -> None:
-    """Run the ``sitecustomize`` that this one stands before, if there is one."""
+    """Run the ``sitecustomize`` that this one shadows, if there is one."""
     here = os.path.dirname(os.path.abspath(__file__))
     others = [path for path in sys.path if os.path.abspath(path) != here]
     spec = PathFinder.find_spec("sitecustomize", others)
@@ -23,10 +23,10 @@ def run_the_other() -> None:
 
 
 class OnTorch:
-    """Prepare the recording when torch has been imported (a finder of modules)."""
+    """Import hook (meta path finder): prepare the recording on import of torch."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Return the spec of torch, once; None for all other modules."""
+        """Return torch's spec once, with its loader patched; None for other modules."""
         if name != "torch":
             return None
         sys.meta_path.remove(self)
