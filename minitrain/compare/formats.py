@@ -61,6 +61,16 @@ class Inert:
     def __setstate__(self, state: Any) -> None:
         self.held.append(state)
 
+    # by content, since the stand-ins of one object in two files are two objects
+    def __repr__(self) -> str:
+        return f"{self.path}{vars(self).get('held', [])}"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Inert) and repr(self) == repr(other)
+
+    def __hash__(self) -> int:
+        return hash(self.path)
+
     def __getattr__(self, name: str) -> Any:
         for held in vars(self).get("held", ()):
             if isinstance(held, dict) and name in held:

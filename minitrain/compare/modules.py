@@ -22,8 +22,9 @@ class ModulesCompared:
     It is the ``place``-th of ``num`` calls and the ``call``-th of this module.
     ``share``: the distance of the outputs as a share of their size, infinity if one run
     has none. ``same_inputs``: within rounding, or to the bit if ``share`` is within
-    rounding; ``same_weights``: to the bit. ``within``: the innermost module around it
-    with the same inputs, or "". ``ranks``: the ranks that differ, empty for all.
+    rounding; None if they could not be read. ``same_weights``: to the bit. ``within``:
+    the innermost module around it with the same inputs, or "". ``ranks``: the ranks
+    that differ, empty for all.
     """
 
     step: int
@@ -32,7 +33,7 @@ class ModulesCompared:
     call: int = 0
     place: int = 0
     share: float = 0.0
-    same_inputs: bool = True
+    same_inputs: bool | None = True
     same_weights: bool = True
     within: str = ""
     ranks: tuple[int, ...] = ()
@@ -74,7 +75,8 @@ def _compare(place: StepPair) -> ModulesCompared | None:
         return ModulesCompared(place.step, len(shares))
     unlike = [n for n, of in enumerate(apart) if of.get(first, 0.0) > limit]
     both, (a, b) = calls[unlike[0]], rows[unlike[0]]
-    same_inputs = [c for c in both[0] if _apart(*both, c, "inputs") <= limit]
+    inputs = {c: _apart(*both, c, "inputs") for c in both[0]}
+    same_inputs = [c for c, far in inputs.items() if far <= limit]
     # calls around it end after it, the innermost first
     around = (name for name, _ in same_inputs if first[0].startswith(f"{name}."))
     return ModulesCompared(
@@ -83,7 +85,7 @@ def _compare(place: StepPair) -> ModulesCompared | None:
         *first,
         place=1 + [*shares].index(first),
         share=shares[first],
-        same_inputs=first in same_inputs,
+        same_inputs=None if isnan(inputs[first]) else first in same_inputs,
         same_weights=_weights(a, first[0]) == _weights(b, first[0]),
         within=next(around, ""),
         ranks=place.named([place.pairs[n] for n in unlike]).get("ranks", ()),

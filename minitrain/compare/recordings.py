@@ -142,7 +142,7 @@ def _nothing_in_common(a: Path, b: Path, resumed: Resumed | None) -> UserError:
     # a run may go on after its last recorded step: its end counts all steps
     counts = [step + 1 for number, step in one.steps if number == 0]
     last = max([*counts, (one.end or {"steps": {}})["steps"].get("0", 0)]) - 1
-    if resumed.step > last:
+    if one.end and resumed.step > last:
         return UserError(
             f"{late}: starts at step {resumed.step} of {straight}, which ends after "
             f"step {last}, so no step is in both"

@@ -3,7 +3,7 @@ the state were not restored there.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise, takewhile
 from operator import itemgetter
@@ -52,6 +52,7 @@ def resumed_in(a: Recording, b: Recording, start: int | None = None) -> Resumed 
     Raises:
         UserError: several steps fit, or none fits one of several optimizers.
     """
+    a, b = _by_optimizer(a), _by_optimizer(b)
     for side, late, straight in (("B", b, a), ("A", a, b)):
         if start is not None:
             return _aligned(late, straight, side, start)
@@ -65,6 +66,31 @@ def resumed_in(a: Recording, b: Recording, start: int | None = None) -> Resumed 
         if steps and steps[0]:
             return _aligned(late, straight, side, steps[0])
     return None
+
+
+def _by_optimizer(recording: Recording) -> Recording:
+    # the first step of optimizer 0 also holds the parameters of an optimizer that was
+    # not known yet; its later steps do not
+    ranks = {}
+    for rank, one in recording.ranks.items():
+        held: dict[int, set[str]] = {}
+        for (number, _), row in one.steps.items():
+            for group in row["groups"]:
+                held.setdefault(min(number, 1), set()).update(group["parameters"])
+        others = held.get(1, set()) - held.get(0, set())
+        steps = {
+            key: row if key[0] or not others else {**row, **_without(row, others)}
+            for key, row in one.steps.items()
+        }
+        ranks[rank] = replace(one, steps=steps)
+    return replace(recording, ranks=ranks)
+
+
+def _without(row: Row, names: Container[str]) -> Row:
+    return {
+        kind: {name: of for name, of in row[kind].items() if name not in names}
+        for kind in ("before", "parameters")
+    }
 
 
 def near_in(a: Recording, b: Recording) -> tuple[str, int, int] | None:
@@ -88,7 +114,9 @@ def near_in(a: Recording, b: Recording) -> tuple[str, int, int] | None:
         for (near, one_row), (far, two) in pairwise(zip(gaps, rows, strict=True)):
             way, count = _way(one_row, two), two["step"] - one_row["step"]
             is_apart = count > 1 and 2 * count * min(near, far) > way
-            if is_apart and near + far < 2 * way and min(gaps) < gaps[0]:
+            # 1 on a straight way, 1.4 in the middle of a random walk
+            is_between = near + far < 1.5 * way and min(gaps) < gaps[0]
+            if is_apart and is_between:
                 found.append(((near + far) / way, one_row["step"], two["step"]))
         if found:
             return side, *min(found)[1:]
@@ -135,13 +163,14 @@ def _aligned(late: Recording, straight: Recording, side: str, step: int) -> Resu
     starts = {0: step}
     for number in {number for number, _ in keys_of(late)} - {0}:
         steps = _starts_in(late, straight, number)
-        if not steps:
+        count = counts.get(number, 0)
+        if not steps and (number, count) not in keys_of(straight):
             raise UserError(
                 f"{late.folder}: optimizer {number} starts with the parameters of no "
                 f"recorded step of {straight.folder}; record with every=1"
             )
-        count = counts.get(number, 0)
-        starts[number] = min((abs(one - count), one) for one in steps)[1]
+        # without any, the comparison of that step names what was not restored
+        starts[number] = min((abs(one - count), one) for one in steps or [count])[1]
     both = _from(straight, counts | starts, {}), _from(late, {}, starts)
     return Resumed(*(both if side == "B" else both[::-1]), side, starts, straight)
 

@@ -246,6 +246,7 @@ def buffers_unlike(place: StepPair, exact: bool) -> Difference | None:
         a, b = place.a[rank]["buffers"], place.b[rank]["buffers"]
         for name in {**a, **b}:
             share = share_apart(a.get(name), b.get(name))
+            share = math.inf if exact and math.isnan(share) else share
             if share > (0.0 if exact else place.limits.coarse):
                 far.setdefault(name, {})[rank] = share
     if not far:
@@ -268,16 +269,18 @@ def buffers_unlike(place: StepPair, exact: bool) -> Difference | None:
 
 def share_apart(a: Row | None, b: Row | None) -> float:
     """Return the distance of two fingerprints of a tensor, as a share of the larger
-    norm; 0 for equal bits only, infinity if one is None, not finite or of integers.
+    norm; 0 for equal bits only, infinity if one is None, of integers or alone not
+    finite, NaN if both are not finite.
     """
     if a and b and a["hash"] == b["hash"]:
         return 0.0
     # integers and booleans have no norm
     if not (a and b and "norm" in a and "norm" in b):
         return math.inf
+    finite = [is_finite(one) for one in (a, b)]
+    if not all(finite):
+        return math.inf if any(finite) else math.nan
     gap = apart(a, b)
-    if math.isinf(gap):
-        return gap
     # at least the smallest float: bits may differ without a distance (-0.0)
     return max(ratio(gap, max(a["norm"], b["norm"])), math.ulp(0.0))
 

@@ -78,11 +78,15 @@ def folder_of_attempt(folder: Path, rank: int) -> Path:
     if most == 0:
         return folder
     # each host counts only its own failures
-    while hosts > 1 and number < most:
-        if not path_of_rank(folder / f"attempt-{number}", rank).exists():
-            break
+    while hosts > 1 and path_of_rank(folder / f"attempt-{number}", rank).exists():
         number += 1
     return folder / f"attempt-{number}"
+
+
+def attempt_of(folder: Path) -> int:
+    """Return the number of the attempt that is recorded in ``folder``."""
+    match = ATTEMPT.fullmatch(folder.name)
+    return int(match[1]) if match else 0
 
 
 def last_attempt(folder: Path) -> Path:

@@ -7,7 +7,7 @@ import inspect
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import FrameType
+from types import FrameType, FunctionType
 from typing import Any, TypeVar
 
 import torch
@@ -197,14 +197,18 @@ def is_within_itself(module: nn.Module) -> bool:
 
 def is_compiled(module: nn.Module) -> bool:
     """Return true if torch.compile runs some of the forward pass of ``module``."""
-    parts = any(
+    marked = any(
         hasattr(m, "_orig_mod")
         or getattr(m, "_compiled_call_impl", None)
-        # a method of it
-        or any(hasattr(held, "_torchdynamo_orig_callable") for held in vars(m).values())
+        # a method of it; other objects may answer for any name
+        or any(
+            hasattr(held, "_torchdynamo_orig_callable")
+            for held in vars(m).values()
+            if isinstance(held, FunctionType)
+        )
         for m in module.modules()
     )
-    return parts or any(one.f_code.co_name == COMPILED for one in _callers())
+    return marked or any(one.f_code.co_name == COMPILED for one in _callers())
 
 
 def _callers() -> Iterator[FrameType]:

@@ -24,6 +24,7 @@ from minitrain.recording.clock import RecordingClock
 from minitrain.recording.format import (
     Row,
     Writer,
+    attempt_of,
     folder_of_attempt,
     line_of,
     refuse_second,
@@ -290,7 +291,9 @@ class Recorder:
             if rows.is_twin() and self._state == "recording":
                 rows.perturb(parameters)
             self._optimizers.know(parameters)
-            self._watch = watch = Watch(self._timeout_s, self._raises)
+            self._watch = watch = Watch(
+                self._timeout_s, self._raises, attempt_of(self._folder)
+            )
             # hashing sharded parameters needs all ranks
             if rows.is_sharded(self._inner) and not watch.has_all:
                 raise UserError(

@@ -161,7 +161,7 @@ def judge(
     inside = {rank: place for rank, place in known.items() if rank not in ended}
     farthest = max((place.progress for place in inside.values()), default=(0, 0))
     behind = [rank for rank, place in inside.items() if place.progress < farthest]
-    missing = sorted(ended or silent or behind)
+    missing = sorted({*ended, *silent} or behind)
     what = f"no part of a step ended for {timeout_s:g} s"
     if missing and inside:
         what += f"; the others wait for {in_ranks(missing)}"

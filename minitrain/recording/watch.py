@@ -10,7 +10,6 @@ its place, and the first rank to know decides for all, once. A late rank reads t
 """
 
 import json
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -135,9 +134,10 @@ class Watch:
     ``raises``, an alarm that is no note raises EvidenceError on all ranks at the step
     in which it is found: for that they wait for each other at recorded steps. A rank
     that has not sent a row ``timeout_s`` seconds after this one has is reported.
+    ``attempt``: the number of the folder, the same on all ranks.
     """
 
-    def __init__(self, timeout_s: float, raises: bool) -> None:
+    def __init__(self, timeout_s: float, raises: bool, attempt: int = 0) -> None:
         self._raises, self.timeout_s = raises, timeout_s
         self.write: Callable[[bytes], None] = lambda line: None
         self._judge = Judge()
@@ -150,7 +150,6 @@ class Watch:
             world = dist.group.WORLD
             assert world is not None, "it is initialized"
             # torchrun keeps the store, and what is in it, for the next attempt
-            attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
             name = f"minitrain recorder {next(_numbers)} of attempt {attempt}"
             self._store = PrefixStore(name, world.get_group_store())
         # rows of this rank without findings yet, each with its number and its time

@@ -2,10 +2,14 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
+from math import inf, isnan
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from recorded import alter
 from recorded_loops import batch, loss_of, steps
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -14,6 +18,9 @@ from minitrain.cli.recording_words import recordings_in_words
 from minitrain.compare.difference import What
 from minitrain.compare.modules import ModulesCompared
 from minitrain.compare.recordings import RecordingsCompared, compare_recordings
+from minitrain.compare.step_causes import share_apart
+from minitrain.recording.alarm import Row
+from minitrain.recording.fingerprint import fingerprint
 from minitrain.recording.format import read_recording
 
 NUM = 6
@@ -104,7 +111,7 @@ def record(
     return folder
 
 
-def named(found: RecordingsCompared) -> tuple[str, int, int, bool]:
+def named(found: RecordingsCompared) -> tuple[str, int, int, bool | None]:
     one = found.modules
     assert one is not None
     assert one.step == (0 if one.module else 1)
@@ -140,6 +147,26 @@ def test_what_a_module_computes_between_others_is_its_own(tmp_path: Path) -> Non
     found = compare_recordings(paths[0], record(paths[1], between))
     assert named(found) == ("blocks.3.mlp.0", 16, 1, False)
     assert "its inputs differ already: look at blocks.3\n" in recordings_in_words(found)
+
+
+def test_inputs_that_were_not_read_are_not_called_different(tmp_path: Path) -> None:
+    def unread(row: Row) -> None:
+        for call in row["modules"]:
+            call["inputs"] = {"hash": ""}
+
+    paths = record(tmp_path / "a"), record(tmp_path / "b", wrong)
+    alter(paths[1], 0, unread)
+    found = compare_recordings(*paths)
+    assert named(found) == ("blocks.3.attn", 16, 1, None)
+    assert "; its inputs could not be read\n" in recordings_in_words(found)
+
+
+def test_outputs_of_which_both_runs_have_infinities_are_not_different() -> None:
+    masked = [fingerprint(torch.tensor([-torch.inf, x])) for x in (3.1, 3.2)]
+    finite = fingerprint(torch.tensor([1.0, 3.1]))
+    assert isnan(share_apart(*masked))
+    assert share_apart(masked[0], finite) == inf
+    assert share_apart(masked[0], masked[0]) == 0
 
 
 def mend(model: Blocks) -> None:
@@ -255,6 +282,23 @@ def compiled_beside(model: Odd) -> Callable[[Tensor], Tensor]:
     return lambda x: held[0](x)
 
 
+class Settings(dict[str, Any]):
+    """Attributes are entries, and there is an answer to any."""
+
+    __getattr__ = dict.get
+
+
+class StrictSettings(dict[str, Any]):
+    """Attributes are entries; another is a KeyError."""
+
+    __getattr__ = dict.__getitem__
+
+
+def settings_beside(kind: type[Any], model: Odd) -> Callable[[Tensor], Tensor]:
+    model.settings = kind(width=1)
+    return model.inner
+
+
 @pytest.mark.filterwarnings("ignore:.torch.jit.trace:DeprecationWarning")
 @pytest.mark.parametrize(
     ("begin", "calls"),
@@ -264,6 +308,8 @@ def compiled_beside(model: Odd) -> Callable[[Tensor], Tensor]:
         (unreadable, ["inner", "last", "last"]),
         (compiled, []),
         (compiled_beside, ["last", "last"]),
+        (partial(settings_beside, Settings), ["inner", "last", "last"]),
+        (partial(settings_beside, StrictSettings), ["inner", "last", "last"]),
     ],
 )
 def test_models_that_hooks_must_not_break(

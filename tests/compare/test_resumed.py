@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from one_line import refusal
-from recorded import alter
+from recorded import alter, rows_of, write
 from recorded_loops import Net, batch, loss_of
 from torch import nn
 from torch.optim import AdamW, Optimizer
@@ -234,8 +234,13 @@ class Adversaries(nn.Module):
         return self.critic(self.generator(x).tanh())
 
 
-def test_each_optimizer_is_aligned_by_its_own_steps(tmp_path: Path) -> None:
-    """The critic makes two steps for one of the generator."""
+@pytest.mark.parametrize("are_given", [True, False])
+def test_each_optimizer_is_aligned_by_its_own_steps(
+    tmp_path: Path, are_given: bool
+) -> None:
+    """The critic makes two steps for one of the generator. The recorder may be given
+    the optimizers, or meet each at its first step.
+    """
     torch.manual_seed(0)
     model, saved = Adversaries(), Checkpoint()
     parts = model.critic, model.generator
@@ -245,7 +250,8 @@ def test_each_optimizer_is_aligned_by_its_own_steps(tmp_path: Path) -> None:
             model.load_state_dict(saved["model"])
             for optimizer, state in zip(optimizers, saved["of"], strict=True):
                 optimizer.load_state_dict(state)
-        with minitrain.record(model, optimizers, tmp_path / folder, every=1):
+        given = optimizers if are_given else None
+        with minitrain.record(model, given, tmp_path / folder, every=1):
             for step in range(first, STEPS):
                 if step == START:
                     states = [one.state_dict() for one in optimizers]
@@ -264,6 +270,14 @@ def test_each_optimizer_is_aligned_by_its_own_steps(tmp_path: Path) -> None:
             row["before"] = dict.fromkeys(row["before"], "0")
 
     alter(tmp_path / "b", 0, lose_generator)
+    found = compare_recordings(tmp_path / "a", tmp_path / "b")
+    assert found.verdict == "different"
+    rows = [
+        r
+        for r in rows_of(tmp_path / "a", 0)
+        if (r.get("optimizer"), r.get("step")) != (1, 2)
+    ]
+    write(tmp_path / "a", rows, 0)
     line = refusal(compare_recordings, tmp_path / "a", tmp_path / "b")
     assert "optimizer 1 starts with the parameters of no recorded step of" in line
 

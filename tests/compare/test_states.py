@@ -6,6 +6,7 @@ import argparse
 import pickle
 from collections import OrderedDict
 from collections.abc import Callable
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,11 @@ def test_python_objects_are_inert(tmp_path: Path) -> None:
     assert compare_states(a, a).equal
 
 
+class Inner(Enum):
+    A = 1
+    B = 2
+
+
 @pytest.mark.parametrize("wrap", [lambda of: of, lambda of: {of}], ids=["bare", "set"])
 def test_classes_are_compared_by_identity(
     tmp_path: Path, wrap: Callable[[object], object]
@@ -190,6 +196,18 @@ def test_classes_are_compared_by_identity(
         assert (found.equal, [*found.values]) == (False, ["of"])
         assert f"<class '{by_name}'>" in found.values["of"]
         assert shown in found.values["of"]
+
+
+def test_objects_in_a_set_are_equal_if_their_content_is(tmp_path: Path) -> None:
+    """Each file has stand-ins of its own."""
+    contents = [{Inner.A}, {Inner.B}]
+    read = []
+    for number, content in enumerate([contents[0], *contents]):
+        path = tmp_path / f"{number}.pt"
+        torch.save({"w": torch.ones(2), "of": content}, path)
+        read.append(read_state(path))
+    assert compare_states(read[0], read[1]).equal
+    assert not compare_states(read[0], read[2]).equal
 
 
 def test_a_file_is_mapped_into_memory_and_not_read(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from minitrain.compare.recordings import compare_recordings
 from minitrain.core.errors import UserError
 from minitrain.recording.format import (
     Writer,
+    attempt_of,
     folder_of_attempt,
     last_attempt,
     path_of_rank,
@@ -95,6 +96,18 @@ def test_host_that_did_not_fail_records_the_next_attempt_too(
     path_of_rank(tmp_path / "attempt-0", 1).touch()
     assert folder_of_attempt(tmp_path, 1).name == f"attempt-{expected}"
     assert folder_of_attempt(tmp_path, 0).name == "attempt-0"
+    assert attempt_of(folder_of_attempt(tmp_path, 1)) == expected
+
+
+def test_hosts_together_may_fail_more_often_than_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "1")
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
+    for number in range(3):
+        (tmp_path / f"attempt-{number}").mkdir()
+        path_of_rank(tmp_path / f"attempt-{number}", 0).touch()
+    assert attempt_of(folder_of_attempt(tmp_path, 0)) == 3
 
 
 def test_last_attempt_is_the_one_with_the_largest_number(tmp_path: Path) -> None:

@@ -109,6 +109,12 @@ def test_ranks_that_the_others_wait_for_are_named(
     assert lines[missing or 0].startswith(f"  rank {missing or 0}: {line}")
 
 
+def test_killed_rank_is_named_though_another_ended_for_it() -> None:
+    """The rank that lost its connection closed its files."""
+    found, _ = judge({0: SENDS, 1: None, 2: None}, [1], 30)
+    assert "the others wait for ranks 1, 2" in found.line
+
+
 def test_rank_whose_files_have_an_end_has_ended(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
