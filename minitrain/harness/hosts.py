@@ -145,17 +145,22 @@ def own_interfaces() -> list[Interface]:
     ]
 
 
-def interface_named(name: str) -> Interface:
-    """Return interface ``name``; raises UserError if it has no address or is down."""
+def interfaces_up() -> dict[str, Interface]:
+    """Return the interfaces that are up and have an address, by name."""
     import psutil
 
     up = {name for name, state in psutil.net_if_stats().items() if state.isup}
-    known = {
+    return {
         one.name: one
         for one in reversed(own_interfaces())
         # a label belongs to the interface before the colon
         if one.name.partition(":")[0] in up
     }
+
+
+def interface_named(name: str) -> Interface:
+    """Return interface ``name``; raises UserError if it has no address or is down."""
+    known = interfaces_up()
     if name not in known:
         names = ", ".join(sorted(known))
         line = f"must be one of {names}, which are up and have an address"
@@ -177,7 +182,10 @@ def interface_towards(address: str) -> Interface:
                 "interface with --interface"
             ) from None
         own = probe.getsockname()[0]
-    return interface_named(next(o.name for o in own_interfaces() if o.address == own))
+    names = [one.name for one in own_interfaces() if one.address == own]
+    # a failover leaves the address at an interface that is down
+    up = interfaces_up()
+    return interface_named(next((name for name in names if name in up), names[0]))
 
 
 def family_of(address: str) -> socket.AddressFamily:

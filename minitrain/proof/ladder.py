@@ -25,7 +25,7 @@ from minitrain.proof.bits import (
     unwatched_rung,
     without_bits,
 )
-from minitrain.proof.evidence import IN_ORDER, Evidence, of_kind
+from minitrain.proof.evidence import IN_ORDER, Evidence, Tensors, hashes_of, of_kind
 from minitrain.proof.forward import forward_of
 from minitrain.proof.replay import Hosts, reduction_of
 from minitrain.proof.tolerances import COMPARABLE, Twin, one_process_rungs
@@ -82,13 +82,21 @@ def own_rungs(
         rungs["reference"] = reference_rung(config.sync, *given)
     rungs["unwatched"] = unwatched_rung(run.rows)
     shared = config.sync.guarantees.shares_parameters and len(run.states) > 1
-    rungs["ranks"] = not_run(ONE_MEMORY) if shared else ranks_rung(run.states)
+    states = _unshared(run) if shared else run.states
+    nothing = shared and not any(states)
+    rungs["ranks"] = not_run(ONE_MEMORY) if nothing else ranks_rung(states)
     if replay is None:
         rungs["replay"] = not_run("a replay cannot run on the device of this run")
     else:
         rungs |= _against_replay(run, replay, config.precision)
     rungs |= testimony
     return rungs | _not_promised(rungs, config)
+
+
+def _unshared(run: Evidence) -> list[Tensors]:
+    # one memory holds the parameters, but each rank has buffers of its own
+    names = {n for row in hashes_of(run.rows).values() for n in row["parameters"]}
+    return [{n: t for n, t in state.items() if n not in names} for state in run.states]
 
 
 def _against_replay(run: Evidence, replay: Evidence, precision: str) -> Rungs:

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from itertools import accumulate, count, pairwise
+from itertools import accumulate, count
 from typing import ClassVar
 
 import torch
@@ -82,7 +82,7 @@ class OneCopy(Flat):
             if owners.get(name, 0) == self.rank:
                 shared.copy_(parameter.detach())
             parameter.data = shared
-        self._links.barrier()
+        self._links.barrier(b"start")
         self._is_last = False
         self._written: set[str] = set()
         self._agreed: Traffic = {}
@@ -131,13 +131,13 @@ class OneCopy(Flat):
         for name in self._terms:
             self._memory[self._counts[name]] = 0
         self.trace.computed_ns = called = time.perf_counter_ns()
-        self._links.barrier()
+        self._links.barrier(b"rows")
         for name in self._own:
             terms = [*self._terms[name]]
             terms[self.rank] = self._gradient(name)
             tree_sum(terms, out=self._sums[name])
             self._memory[self._counts[name]] += 1
-        self._links.barrier()
+        self._links.barrier(b"sums")
         for name, parameter in self._trained.items():
             parameter.grad = self._sums[name]
         done = time.perf_counter_ns()
@@ -165,7 +165,7 @@ class OneCopy(Flat):
         calls it at the end of its step.
         """
         start = time.perf_counter_ns()
-        self._links.barrier()
+        self._links.barrier(b"step")
         self.trace.optimizer_ns = time.perf_counter_ns() - start
 
     def moments(self, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -188,13 +188,26 @@ def _refuse_aliases(model: nn.Module) -> None:
     # a tensor that moves to the memory no longer changes with one that stays
     named = dict(model.named_parameters())
     tensors = [*model.named_buffers(), *named.items()]
-    spans = [(t.data_ptr(), t.data_ptr() + t.nbytes, n) for n, t in tensors if t.nbytes]
-    for (_, end, name), (start, _, other) in pairwise(sorted(spans)):
-        if start < end and {name, other} & named.keys():
+    spans = sorted((t.data_ptr(), _end(t), n) for n, t in tensors if t.numel())
+    # what reaches furthest so far: of all tensors, and of the parameters
+    last = last_parameter = (0, "")
+    for start, end, name in spans:
+        is_parameter = name in named
+        reaches, other = last if is_parameter else last_parameter
+        if start < reaches:
             raise UserError(
                 f"train.sync = 'one_copy': {name} and {other} share memory: they must "
                 "be one Parameter, or separate tensors; else use shm"
             )
+        last = max(last, (end, name))
+        if is_parameter:
+            last_parameter = max(last_parameter, (end, name))
+
+
+def _end(tensor: Tensor) -> int:
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    length = 1 + sum((size - 1) * stride for size, stride in steps)
+    return tensor.data_ptr() + length * tensor.itemsize
 
 
 def _owners(parameters: Mapping[str, Tensor], world_size: int) -> dict[str, int]:

@@ -220,7 +220,7 @@ def _is_locked(folder: Path) -> bool:
     # its holder may remove it at any moment
     with suppress(FileNotFoundError):
         folder.mkdir(parents=True, exist_ok=True)
-        for above in (folder.parent, folder.parent.parent):
+        for above in list(folder.parents)[:3]:
             # a power cut must not lose the way to it
             fsync(above)
         descriptor = _held.pop(folder.resolve(), None) or os.open(folder, os.O_RDONLY)

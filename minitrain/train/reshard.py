@@ -138,7 +138,7 @@ def deal(kept: Sequence[Kept], mine: Sequence[int], rank: int) -> Kept:
 
 
 def _deal_seen(everyone: list[Seen], mine: Sequence[int], rank: int) -> Seen:
-    # observations of a rank with these shards, without times, which are of other ranks
+    # observations of a rank with these shards, without times and usage of other ranks
     seen = everyone[rank % len(everyone)]
     fed = [[r for r in one["rows"] if r["kind"] == "fed"] for one in everyone]
     for step, row in enumerate(fed[rank % len(everyone)]):
@@ -155,4 +155,4 @@ def _deal_seen(everyone: list[Seen], mine: Sequence[int], rank: int) -> Seen:
         row["ledger"] = ledger_sum(seen["digests"][step])[:16]
         known = (rows[step]["global_targets"] for rows in fed)
         row["global_targets"] = next(filter(None, known)) if chosen else None
-    return {**seen, "timings": []}
+    return {**seen, "timings": [], "used": [0.0, 0.0, 0.0, 0.0, 0]}

@@ -27,6 +27,7 @@ from minitrain.check.trial import run_ranks
 from minitrain.data.shards import tokenize_corpus, write_shards
 from minitrain.proof import replay
 from minitrain.proof.evidence import Evidence
+from minitrain.proof.witness import corpus as corpus_of_witness
 from minitrain.proof.witness import gradients as judged
 from minitrain.proof.witness import optimizer as stepped
 from minitrain.proof.witness.corpus import Corpus
@@ -558,3 +559,33 @@ def test_witness_and_run_sample_the_same_steps_of_a_corpus(
     assert task.sampled() == config.sampled
     smaller = -(-len(samples) // 12) - 1 if len(samples) % 12 else None
     assert task.smaller == smaller
+
+
+def test_values_outside_the_state_are_drawn_from_the_seed_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as a buffer that is not persistent, which no checkpoint restores."""
+    params = tiny_params()
+    file = tmp_path / "params.yaml"
+    sections = {"model": params.model, "train": params.train, "shard": params.shard}
+    file.write_text(json.dumps({k: v.model_dump() for k, v in sections.items()}))
+    (tmp_path / "corpus.jsonl").write_text(json.dumps({"text": "a word"}) + "\n")
+    task = Corpus(tmp_path / "corpus.jsonl", file).task(2, None)
+    monkeypatch.setattr(corpus_of_witness, "build", lambda *_: torch.rand(3))
+    found = task.build()
+    torch.manual_seed(params.train.seed)
+    assert torch.equal(torch.rand(3), found)
+
+
+class WithTable(Bigrams):
+    """A parameter of integers, which no optimizer steps."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.LayerNorm(16))
+        self.table = nn.Parameter(torch.arange(4), requires_grad=False)
+
+
+def test_parameter_of_integers_is_not_examined() -> None:
+    ladder = examine(replace(make_run(steps=2), factory=WithTable), 2)
+    assert ladder.breaches == []
+    assert "integers: table" in ladder.rungs["witness_step"].detail

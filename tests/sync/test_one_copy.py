@@ -22,6 +22,7 @@ from minitrain.check.check import examine
 from minitrain.check.trial import run_ranks
 from minitrain.comm import sockets
 from minitrain.comm.groups import distributed
+from minitrain.core.errors import RankError
 from minitrain.harness.launcher import launch
 from minitrain.sync import one_copy
 from minitrain.sync.catalog import find_strategy
@@ -56,7 +57,9 @@ def late_everywhere(worker: Worker, skipped: int | None) -> None:
     """Rank 1 comes late to each of a step's three barriers; all ranks leave one out."""
     sync: Any = worker.sync
     barrier, calls = sync._links.barrier, count()
-    sync._links.barrier = lambda: None if next(calls) % 3 == skipped else barrier()
+    sync._links.barrier = lambda brings: (
+        None if next(calls) % 3 == skipped else barrier(brings)
+    )
     if worker.rank == 1:
         worker.batches.loss = late(worker.batches.loss)  # type: ignore[method-assign]
         one_copy.tree_sum = late(one_copy.tree_sum)
@@ -110,6 +113,42 @@ def a_sum_is_left_out(worker: Worker) -> None:
 def test_fault_is_caught(fault: Callable[[Worker], None], rung: str) -> None:
     ladder = examine(trial_of("one_copy", steps=2), 2, fault, timeout_s=LIMIT_S)
     assert rung in ladder.breaches, str(ladder)
+
+
+def counts_double(worker: Worker) -> None:
+    """Rank 1 does, and is late to look at what the other may step."""
+    recorder, weighted = worker.observer.recorder, worker.weighted  # type: ignore
+    if worker.rank == 1:
+        worker.weighted = lambda *given: 2 * weighted(*given)  # type: ignore
+        recorder.gradients = late(recorder.gradients)
+
+
+def test_cause_is_found_though_the_other_rank_steps_first() -> None:
+    ladder = examine(trial_of("one_copy"), 2, counts_double, timeout_s=LIMIT_S)
+    assert "the ranks count otherwise" in str(ladder.divergence)
+
+
+def steps_twice(worker: Worker) -> None:
+    """Rank 1 waits once more often than the other."""
+    if worker.rank == 1:
+        sync: Any = worker.sync
+        sync.on_step()
+
+
+def test_barriers_that_do_not_match_are_named() -> None:
+    with pytest.raises(RankError, match="brings"):
+        examine(trial_of("one_copy", steps=2), 2, steps_twice, timeout_s=LIMIT_S)
+
+
+def keeps_own_buffers(worker: Worker) -> None:
+    sync: Any = worker.sync
+    sync.finish = lambda: None
+
+
+def test_buffers_of_ranks_are_compared() -> None:
+    trial = trial_of("one_copy", "batch_norm", steps=2)
+    ladder = examine(trial, 2, keeps_own_buffers, timeout_s=LIMIT_S)
+    assert "ranks" in ladder.breaches, str(ladder)
 
 
 @pytest.mark.parametrize("name", ["adamw", "sgd"])
@@ -206,6 +245,17 @@ def test_parameters_that_lie_side_by_side_or_are_empty_or_tied() -> None:
             line = refusal(OneCopy, model, Defaults())
             assert re.match("train.sync = .one_copy.: .*view.* share memory", line)
             del model.view
+        # the first reaches over the second, to a parameter behind it
+        model.wide, model.short = nn.Buffer(torch.ones(9)), nn.Buffer(torch.ones(9))
+        model.short.data, model.last = model.wide[1:3], nn.Parameter(model.wide[5:7])
+        line = refusal(OneCopy, model, Defaults())
+        assert "last and wide share memory" in line
+        # a column, which is longer than its bytes
+        grid = torch.ones(3, 6)
+        model.wide, model.short = nn.Buffer(grid[:, 0]), nn.Buffer(torch.ones(1))
+        model.last = nn.Parameter(grid[1])
+        assert "last and wide share memory" in refusal(OneCopy, model, Defaults())
+        del model.wide, model.short, model.last
         sync = OneCopy(model, Defaults())
         sync.begin()
         with sync.micro_step(0, True):

@@ -201,7 +201,8 @@ def test_a_manifest_is_written_when_all_else_is_on_the_disk(
     saved = checkpoints_in(tmp_path / ".minitrain" / "all" / "run")
     saved.begin()
     save(saved, 3)
-    above, written = ["all", ".minitrain"], ["rank-0.pt", "step-3", MANIFEST, "step-3"]
+    above = ["all", ".minitrain", tmp_path.name]
+    written = ["rank-0.pt", "step-3", MANIFEST, "step-3"]
     assert flushed == [*above, "run", *written]
 
 

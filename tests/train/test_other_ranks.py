@@ -210,3 +210,10 @@ def test_it_begins_where_all_see_both_folders_and_nobody_else_trains(
     assert sorted(path.name for path in own.glob("step-3/*")) == sorted(left)
     # it may be one where nothing can be written
     assert source.stat().st_mtime_ns == changed
+
+
+def test_usage_of_other_ranks_is_not_counted() -> None:
+    seen = {"rows": [], "losses": [], "digests": [], "timings": [1], "used": [9.0] * 5}
+    kept: Any = {"streams": {}, "random": None, "seen": json.dumps(seen)}
+    dealt: Any = json.loads(reshard.deal([kept, kept], [0], 0)["seen"])
+    assert (dealt["timings"], dealt["used"]) == ([], [0] * 5)

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from minitrain.proof.witness.passes import seed_everything
 from minitrain.proof.witness.record import (
     Record,
     Rung,
@@ -114,8 +115,14 @@ class Corpus:
         train, model = self.params["train"], self.params["model"]
         count, size = len(self.names), train["global_batch_size"]
         per_epoch = -(-count // size)
+
+        def build_as_run() -> nn.Module:
+            # values outside the state come from the run's seed
+            seed_everything(train["seed"])
+            return build(model, section or SimpleNamespace(**model))
+
         return Task(
-            build=lambda: build(model, section or SimpleNamespace(**model)),
+            build=build_as_run,
             loss=lambda net, batch: net(**batch).loss,
             count=lambda batch: int((batch["labels"][:, 1:] != PADDING).sum()),
             world_size=world_size,

@@ -116,6 +116,10 @@ def numbers(
     if any(tensor.is_complex() for tensor in record.tensors.values()):
         why = "the witness does not support complex numbers"
         return found | {"witness_step": rung("not run", why)}
+    integers = [n for n, p in model.named_parameters() if not p.is_floating_point()]
+    if integers:
+        why = f"the witness does not support a parameter of integers: {integers[0]}"
+        return found | {"witness_step": rung("not run", why)}
     found["witness_step"] = step_rung(task, record)
     # the caller's random numbers must not depend on the examination
     with torch.random.fork_rng(devices=[]):

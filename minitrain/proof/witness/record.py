@@ -234,9 +234,8 @@ def _state_is_wrong(model: nn.Module, record: Record, digest: Digest) -> str:
             return f"step {step}: the state differs from the model's"
     if record.state.keys() != state.keys():
         return "the final state is from a different model"
-    shapes = {name: tensor.shape for name, tensor in state.items()}
     for key, tensor in record.tensors.items():
-        if not _fits(key, tensor, shapes):
+        if not _fits(key, tensor, state):
             return f"{key} does not have the model's shape and type"
     for name, tensor in record.of(record.steps()[-1], "after").items():
         if digest(record.state[name]) != digest(tensor):
@@ -244,15 +243,18 @@ def _state_is_wrong(model: nn.Module, record: Record, digest: Digest) -> str:
     return ""
 
 
-def _fits(key: str, tensor: Tensor, shapes: Mapping[str, torch.Size]) -> bool:
+def _fits(key: str, tensor: Tensor, state: Mapping[str, Tensor]) -> bool:
     # moments have no hashes, and must be of a shape that can be compared
     kind, _, name = key.partition("/")[2].partition("/")
     if kind == "moments":
         name, _, moment = name.rpartition("/")
         if moment == "step":
             return tensor.numel() == 1
-    real = tensor.is_floating_point() or tensor.is_complex()
-    return (real or kind in ("before", "state")) and tensor.shape == shapes.get(name)
+    if name not in state or tensor.shape != state[name].shape:
+        return False
+    if kind in ("before", "after", "state"):
+        return tensor.dtype == state[name].dtype
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def _step_is_wrong(step: int, rows: Rows, record: Record, digest: Digest) -> str:
