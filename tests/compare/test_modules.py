@@ -152,7 +152,7 @@ def test_what_a_module_computes_between_others_is_its_own(tmp_path: Path) -> Non
 def test_inputs_that_were_not_read_are_not_called_different(tmp_path: Path) -> None:
     def unread(row: Row) -> None:
         for call in row["modules"]:
-            call["inputs"] = {"hash": ""}
+            call["inputs"]["hash"] = ""
 
     paths = record(tmp_path / "a"), record(tmp_path / "b", wrong)
     alter(paths[1], 0, unread)

@@ -133,6 +133,6 @@ def test_rank_whose_files_have_an_end_has_ended(
     for clock in clocks:
         clock.close()
     said = capsys.readouterr().err
-    assert "the others wait for rank 1\n" in said
+    assert "the others wait for ranks 1, 2\n" in said
     assert "\n  rank 1: its recording has ended\n" in said
     assert "\n  rank 2: no answer" in said
