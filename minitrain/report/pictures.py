@@ -68,8 +68,8 @@ def draw_account(
         axes.text(0.006 * widest, row, NOT_MEASURED, va="center", color=GRAY)
     axes.set_yticks(range(len(runs)), runs)
     axes.set_ylim(len(runs) - 0.3, -0.6)
-    least = min((bar.get_width() for bar in axes.patches), default=0.0)
-    noise = "; hatched: a difference of means, negative by noise" if least < 0 else ""
+    negative = [p for of in accounts.values() for p in PARTS if (of.get(p) or 0.0) < 0]
+    noise = "; hatched: a difference of means, negative by noise" if negative else ""
     axes.set_xlabel(f"mean milliseconds of a step{noise}")
     axes.axvline(0, color=BLACK, linewidth=0.8)
     axes.tick_params(axis="y", length=0)

@@ -154,4 +154,4 @@ def test_script_is_recorded_unchanged(
     assert cells["one"][0].count("minitrain: recorded 40 steps") == 2
     assert "data that is not divided among the ranks" in cells["break"][0]
     assert re.search(r"^different at step 0: ", cells["break"][0], re.MULTILINE)
-    assert re.search(r"^ *forward +\d", cells["show"][0], re.MULTILINE)
+    assert "forward and loss" in cells["show"][0]
