@@ -33,10 +33,12 @@ def headline(rounds: Rounds, caps: list[str]) -> str:
     found = [rounds.compare(f"ddp, {c}", STOCK) for c in caps if c != DEFAULT]
     slower = [one for one in found if one.verdict == SpeedVerdict.SLOWER]
     faster = sum(one.verdict == SpeedVerdict.FASTER for one in found)
-    how_much = f", by up to {percent(1 - min(o.ratio for o in slower))}"
+    worst = min((one.ratio for one in slower), default=1.0)
+    how_much = f" (by up to {percent(1 - worst)})" if slower else ""
+    sizes = plural(len(found), "other bucket size")
     return (
-        f"{len(slower)} of {plural(len(found), 'bucket size')} are slower than "
-        f"{DEFAULT}{how_much if slower else ''}; {faster or 'none'} faster"
+        f"Slower than {DEFAULT}: {len(slower) or 'none'} of {sizes}{how_much}; "
+        f"faster: {faster or 'none'}"
     )
 
 
