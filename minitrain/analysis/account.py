@@ -41,9 +41,10 @@ DDP_SAYS = {
 }
 # largest difference, as a share of a step, at which two measurements agree
 AGREE_WITHIN = 0.05
-# MOST_PICKS, rows times samples, bounds the memory of a bootstrap
 BOOTSTRAP_DRAWS = 2000
-MOST_PICKS = 20_000_000
+# longer runs are cut into so many blocks of steps, whose means are drawn: it bounds the
+# memory of a bootstrap, and keeps the drift within a block
+MOST_BLOCKS = 5000
 INTERVAL = (5, 95)
 
 Number = float | None
@@ -240,7 +241,7 @@ def _parts(rows: Columns, alone: Columns) -> Iterator[dict[str, Any]]:
         found = {n: of for n, of in found.items() if n not in ("wait_ms", EXPOSED)}
     draws = {
         # calibrated passes are drawn independently of the other columns
-        name: _draws(values, _picks(len(values), name == "backward_compute_ms"))
+        name: _draws(values, name == "backward_compute_ms")
         for name, values in found.items()
     }
     if "interference_ms" in draws:
@@ -255,14 +256,17 @@ def _parts(rows: Columns, alone: Columns) -> Iterator[dict[str, Any]]:
 
 @lru_cache(2)
 def _picks(count: int, seed: int) -> npt.NDArray[np.int64]:
-    # rows of each bootstrap sample; fewer samples if there are very many rows
-    draws = min(BOOTSTRAP_DRAWS, max(200, MOST_PICKS // count))
-    return np.random.default_rng(seed).integers(0, count, (draws, count))
+    # rows of each bootstrap sample
+    return np.random.default_rng(seed).integers(0, count, (BOOTSTRAP_DRAWS, count))
 
 
-def _draws(values: Floats, picks: npt.NDArray[np.int64]) -> Floats:
+def _draws(values: Floats, seed: int) -> Floats:
     # the mean, followed by the means of the bootstrap samples
-    return np.concatenate([[values.mean()], values[picks].mean(axis=1)])
+    size = -(-len(values) // MOST_BLOCKS)
+    whole = values[: len(values) // size * size]
+    blocks = whole.reshape(-1, size).mean(axis=1)
+    means = blocks[_picks(len(blocks), seed)].mean(axis=1)
+    return np.concatenate([[values.mean()], means])
 
 
 def _bracketed(timings: Table, num_warmup_steps: int) -> Number:

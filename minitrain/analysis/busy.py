@@ -1,7 +1,8 @@
 """Detection of a machine that was too busy for its timings to be used.
 
 Other processes slow ranks and arms (configurations) unequally; no noise floor shows it.
-Timings of a busy machine are displayed as ``NOT_MEASURED`` and are null in the metrics.
+Timings of a busy machine are displayed as ``NOT_MEASURED``; in metrics/summary.json and
+as speeds in metrics/manifest.json they are null.
 """
 
 from collections.abc import Mapping

@@ -15,6 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from minitrain.harness.failures import LOST_PEER, WAITED
+
 ProbeVerdict = Literal["right", "wrong", "unsupported"]
 NAMES = (
     "float32 float64 float16 bfloat16 int64 int32 int16 int8 uint8 bool complex64 "
@@ -186,7 +188,10 @@ def _try(collective: str, at: Member) -> tuple[ProbeVerdict, str]:
     try:
         got, expected = _call(at, collective)
     except Exception as error:
-        return "unsupported", str(error).strip().splitlines()[0]
+        # a rank that hangs or is lost supports nothing, but disproves nothing
+        if LOST_PEER.search(str(error)) or WAITED.search(str(error)):
+            raise
+        return "unsupported", f"{type(error).__name__}: {error}".splitlines()[0]
     if got.tolist() == expected:
         return "right", ""
     return "wrong", f"rank {at.rank} got {got.tolist()} instead of {expected}"

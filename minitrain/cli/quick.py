@@ -5,6 +5,7 @@
 The copy is ``.dvc/tmp/quick``: neither params.yaml nor a result of the project changes.
 """
 
+import os
 import shutil
 import subprocess
 import sys
@@ -18,7 +19,8 @@ from minitrain.core.files import open_atomic
 from minitrain.core.params import load_params
 
 COPY = Path(".dvc/tmp/quick")
-FOLDERS = ("minitrain", "stages")
+FOLDERS = ("minitrain", "stages", "studies")
+CACHE = shutil.ignore_patterns("__pycache__")
 FILES = ("dvc.yaml", ".dvcignore", "requirements.lock", ".dvc/config")
 # results of studies in metrics/, which the report shows
 STUDIED = ("collectives.csv", "hosts.*", "ladder.*", "zoo.json")
@@ -35,8 +37,10 @@ def main() -> None:
     load_params(Path("params.yaml"))
     for name in FOLDERS:
         shutil.rmtree(COPY / name, ignore_errors=True)
-        left_out = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(name, COPY / name, ignore=left_out)
+        # of studies the code, by which the report tells whether it has changed
+        shutil.copytree(
+            name, COPY / name, ignore=_results if name == "studies" else CACHE
+        )
     studied = [file for name in STUDIED for file in Path("metrics").glob(name)]
     for file in [*map(Path, FILES), *studied]:
         (COPY / file).parent.mkdir(parents=True, exist_ok=True)
@@ -46,9 +50,17 @@ def main() -> None:
     # the copy is not in git
     dvc = [sys.executable, "-P", "-m", "dvc"]
     subprocess.run([*dvc, "config", "core.no_scm", "true"], cwd=COPY, check=True)
-    done = subprocess.run([*dvc, "repro"], cwd=COPY)
+    # the user's own packages are in the root of the project
+    path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), os.getcwd())))
+    own = {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run([*dvc, "repro"], cwd=COPY, env=own)
     if done.returncode:
         raise UserError(f"{COPY}: the quick pipeline failed, as the lines above say")
+
+
+def _results(folder: str, names: list[str]) -> list[str]:
+    files = [name for name in names if not Path(folder, name).is_dir()]
+    return ["__pycache__", ".dvc", *(n for n in files if not n.endswith(".py"))]
 
 
 def _write_params(file: Path) -> None:

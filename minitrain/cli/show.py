@@ -27,7 +27,10 @@ EXAMPLES = {
 }
 # largest number of ranks with a column in the table
 SHOWN_RANKS = 8
-NOT_TIMED = "no step was timed: the first four, and those that were recorded, are not"
+NOT_TIMED = (
+    "no step was timed: the first four are not, nor are recorded steps, the step after "
+    "each, and a step after an evaluation"
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -104,6 +107,8 @@ def times_in_words(facts: dict[str, Any]) -> list[str]:
     lines = [f"{header[0]:<32}" + "".join(f"{cell:>9}" for cell in header[1:])]
     for name, *cells in rows:
         lines.append(f"  {name:<30}" + "".join(f"{cell:>9}" for cell in cells))
+    if (more := len(facts["parts"]) - 1 - SHOWN_RANKS) > 0:
+        lines.append(f"  and {plural(more, 'rank')} more: --html and --json have all")
     return [each, *lines, straggler(facts)]
 
 

@@ -122,7 +122,8 @@ def launch(
 def _start(environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     return subprocess.Popen(
-        [sys.executable, "-m", "minitrain.harness.rank"],
+        # -P: a file of the working folder must not hide a module
+        [sys.executable, "-P", "-m", "minitrain.harness.rank"],
         env={**os.environ, **environment, "PYTHONPATH": path},
         stdin=subprocess.DEVNULL,
         # a new process group, so that its children are killed with it

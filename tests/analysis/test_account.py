@@ -6,6 +6,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from minitrain.analysis import account as analysis
 from minitrain.analysis.account import (
     BOOTSTRAP_DRAWS,
     PARTS,
@@ -283,3 +284,17 @@ def test_interval_of_a_difference_holds_the_noise_of_both() -> None:
     alone = [bracketed(500 + i, 0, backward_compute_ms=55 + i % 2) for i in range(400)]
     both = pd.DataFrame([*rows, *alone])
     assert width(both, "interference_ms") == pytest.approx(2**0.5 * 0.082, rel=0.1)
+
+
+def test_interval_of_a_long_run_is_of_blocks_of_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """100 blocks of 4 steps: 1.645 / sqrt(100). There are fewer calibrations."""
+    monkeypatch.setattr(analysis, "MOST_BLOCKS", 100)
+    rows = [plain(20 + i, 0, data_ms=i // 4 % 2) for i in range(400)]
+    alone = [bracketed(500 + i, 0, backward_compute_ms=55) for i in range(90)]
+    table = pd.DataFrame([*rows, *alone])
+    assert width(table, "data_ms") == pytest.approx(0.165, rel=0.15)
+    found = pd.DataFrame(account(table, WARMUP)).set_index(["rank", "part"])
+    assert found.loc[("all", "data_ms"), "mean_ms"] == 0.5
+    assert ("all", "interference_ms") in found.index

@@ -13,10 +13,11 @@ import torch
 import torch.distributed as dist
 from project import ROOT
 
-from minitrain.cli import doctor
+from minitrain.cli import collectives, doctor
 from minitrain.cli.collectives import DTYPES, OPS, Member, Probe, worst
 from minitrain.cli.doctor import Check, Examination, examine, in_words
 from minitrain.cli.main import run
+from minitrain.comm.groups import distributed
 
 pytestmark = pytest.mark.slow
 
@@ -137,6 +138,17 @@ def test_rank_that_dies_is_named() -> None:
     assert "wrong   collectives" in in_words(found)
     # nothing probed is nothing well
     assert not Examination([Check("torch", "fine", "")], []).ok
+
+
+def test_rank_that_does_not_answer_makes_nothing_unsupported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def wait(*_: object) -> None:
+        raise RuntimeError("Timed out waiting 10000ms for recv operation to complete")
+
+    monkeypatch.setattr(collectives, "_call", wait)
+    with distributed(), pytest.raises(RuntimeError, match="Timed out"):
+        list(collectives.probe_all(None))
 
 
 def test_interface_that_is_not_there_and_more_threads_than_cores(

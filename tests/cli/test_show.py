@@ -131,7 +131,7 @@ def test_slow_rank_and_its_part_are_named() -> None:
 
 
 def test_table_has_a_column_for_each_rank() -> None:
-    facts = {
+    facts: dict[str, Any] = {
         "parts": {"all": PARTS, "0": PARTS, "1": PARTS},
         "steps_timed": 9,
         "samples_per_s": 1234.5,
@@ -142,6 +142,8 @@ def test_table_has_a_column_for_each_rank() -> None:
     assert lines[0] == "a step takes 20.0 ms (9 steps timed): 1,234 samples a second"
     assert lines[1].split() == ["ms", "share", "rank", "0", "rank", "1"]
     assert lines[2].split()[-4:] == ["70.0", "%", "14.0", "14.0"]
+    facts["parts"] = {"all": PARTS} | {str(rank): PARTS for rank in range(10)}
+    assert times_in_words(facts)[-2] == "  and 2 ranks more: --html and --json have all"
 
 
 def test_times_of_two_recordings_in_words() -> None:

@@ -51,6 +51,9 @@ def test_list_names_what_changed(tmp_path: Path) -> None:
     (tmp_path / "b.py").write_text(PROGRAM.replace("2 *", "3 *"))
     (tmp_path / "c.py").unlink()
     assert changed_since(tmp_path, lock) == ["b.py", "c.py"]
+    # in the middle of an edit
+    (tmp_path / "a.py").write_text("def (")
+    assert changed_since(tmp_path, lock) == ["a.py", "b.py", "c.py"]
     assert read_lock(tmp_path / "none.lock") == {}
 
 

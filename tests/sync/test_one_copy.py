@@ -142,7 +142,7 @@ def waits_twice(worker: Worker) -> None:
 
 
 def test_barriers_that_do_not_match_are_named() -> None:
-    with pytest.raises(RankError, match="brings (rows|step)"):
+    with pytest.raises(RankError, match=r"brings (rows|step)"):
         examine(trial_of("one_copy", steps=2), 2, waits_twice, timeout_s=LIMIT_S)
 
 
