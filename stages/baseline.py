@@ -37,6 +37,8 @@ def main() -> None:
 def be_a_rank(params: Params, launcher: str) -> None:
     # idle ranks wait for the whole turn of a smaller arm, so allow the limit per step
     limit = params.launch.timeout_s * (2 + params.baseline.steps_per_round)
+    # a socket takes no more: 23 days
+    limit = min(limit, 2_000_000)
     with distributed("gloo", timeout_s=limit):
         num_rounds = params.baseline.num_rounds
         rounds = progress(

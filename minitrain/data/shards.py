@@ -1,8 +1,8 @@
 """Shards: assignment of samples to ranks, and their format on disk.
 
 Sample i belongs to rank ``i % world_size``. A shard is a pair of memory-mapped .npy
-files, so the memory of a training process does not grow with the corpus. Writing shards
-holds all tokens in memory, one byte each.
+files, so a training process holds no tokens in memory; its order of samples takes 4
+bytes for each. Writing shards holds all tokens in memory, one byte each.
 """
 
 import hashlib

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from minitrain.comm.groups import group_timeout_s
 from minitrain.comm.together import everyone, only_first, who_sees
 from minitrain.core.errors import UserError
 from minitrain.core.files import fsync, open_atomic, read_json, sha256_file, write_json
@@ -91,7 +92,7 @@ class Checkpoints:
     def begin(self) -> bool:
         """Lock the folder until rank 0 exits. Return whether all ranks see it; False if
         it is not shared with another host. Collective. Raises UserError if another
-        process holds the lock for 15 s.
+        process holds the lock for 15 s, or half the limit of the group.
         """
         only_first(lambda: _lock(self.folder))
         return all(who_sees(self.folder))
@@ -206,7 +207,8 @@ def _write(path: Path, kept: Kept) -> tuple[str, str]:
 
 def _lock(folder: Path) -> None:
     # after DVC was killed, its stage may still be exiting when the next one begins
-    deadline = time.monotonic() + WAIT_S
+    # the other ranks wait meanwhile, and not longer than the group's limit
+    deadline = time.monotonic() + min(WAIT_S, group_timeout_s() / 2)
     while not _is_locked(folder):
         if time.monotonic() > deadline:
             raise UserError(

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from minitrain.comm.groups import host_number, num_hosts
+from minitrain.comm.heartbeat import my_heartbeat
 from minitrain.comm.together import only_first, who_sees
 from minitrain.core.files import open_atomic, write_json, write_jsonl
 from minitrain.core.provenance import (
@@ -74,7 +75,9 @@ def write_run(
         # name all different CPUs: no single machine repeats these bits
         cpu = " and ".join(sorted({found["cpu"] for found in machines}))
         write_records(out, results, facts["threads_per_process"], cpu=cpu)
+        my_heartbeat().enter("write")
         save_tensors(out / "sampled.pt", result.sampled)
+        my_heartbeat().enter("write")
         each = enumerate(results)
         timings = [{**row, "rank": r} for r, one in each for row in one.timings]
         write_jsonl(out / "timings.jsonl", timings)

@@ -18,7 +18,7 @@ from minitrain.train.loop import train
 from minitrain.train.worker import REPEATED, Worker
 
 OTHER_BITS = (
-    "from here on not the bits of an undisturbed run: each of another number of ranks "
+    "from here on not the bits of an undisturbed run: with other numbers of ranks each "
     "adds up the gradients of other samples (train.sync: invariant keeps the bits)"
 )
 NOT_SHARED = (

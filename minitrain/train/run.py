@@ -168,9 +168,9 @@ def run_rank(
     """
     place = my_heartbeat()
     place.enter("setup")
-    # without injected faults: it would detect some that other checks must detect
-    unwatched = None if inject else unwatched_gradients(config, device)
     with start_up():
+        # without injected faults: it would detect some that other checks must detect
+        unwatched = None if inject else unwatched_gradients(config, device)
         worker = Worker(config, device=device)
     worker.observer = seen = observer(worker)
     result = seen.result
@@ -179,15 +179,19 @@ def run_rank(
     result.went_on_from = run_through(worker, config.steps, checkpoints, show=show)
     result.usage = seen.usage()
     place.enter("write")
-    worker.sync.finish()
-    state = worker.sync.state_dict()
-    if states is not None:
-        # at once, before anything else can fail
-        write_state(states, state)
-        state = {}
-    # copies, because the passes below may change buffers
-    result.state = {name: tensor.clone() for name, tensor in state.items()}
-    add_probes(result, worker)
+    # a large state takes longer to write than a step
+    with start_up():
+        worker.sync.finish()
+        state = worker.sync.state_dict()
+        if states is not None:
+            # at once, before anything else can fail
+            write_state(states, state)
+            state = {}
+        place.enter("write")
+        # copies, because the passes below may change buffers
+        result.state = {name: tensor.clone() for name, tensor in state.items()}
+        add_probes(result, worker)
+    place.enter("write")
     result.hashes += [unwatched] if unwatched else []
     worker.close()
     result.num_parameters = sum(p.numel() for p in worker.model.parameters())
