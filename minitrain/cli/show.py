@@ -185,13 +185,11 @@ def _section(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def _bar(of: dict[str, Any], longest: float) -> list[dict[str, Any]]:
-    bar, start = [], 0.0
-    for key, name in PARTS.items():
-        if key in of and key != "step_ms":
-            share, text = of[key] / longest, f"{name}: {ms(of[key])}"
-            bar.append({"key": key, "start": start, "share": share, "text": text})
-            start += share
-    return bar
+    return [
+        {"key": key, "share": of[key] / longest, "text": f"{name}: {ms(of[key])}"}
+        for key, name in PARTS.items()
+        if key in of and key != "step_ms"
+    ]
 
 
 def _losses(shown: Sequence[dict[str, Any]]) -> dict[str, Any]:

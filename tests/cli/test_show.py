@@ -92,8 +92,9 @@ def test_page_is_one_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> N
     # the parts of two ranks, and two losses
     assert text.count('role="img"') == 3
     assert text.count("<polyline") == 2
-    # the parts of a rank stand in one row
-    assert {*re.findall(r'<rect x="[\d.]+" y="(\d+)"', text)} == {"4"}
+    # the components of the longest rank fill the width
+    widths = map(float, re.findall(r'<i style="width: ([\d.]+)%', text))
+    assert sum(widths) == pytest.approx(200, abs=0.1)
     assert not re.findall(r'(?:src|href)="(?!data:|#)[^"]+"', text)
     assert "different at step 0: learning rate" in text
     with pytest.raises(UserError, match=r"must end in \.html"):
