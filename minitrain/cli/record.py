@@ -71,9 +71,14 @@ def answer(options: argparse.Namespace) -> Answer:
         raise UserError(f"minitrain record: {command[0]}: no such command")
     if options.every < 1:
         raise UserError(f"--every = {options.every}: must be at least 1")
-    if options.timeout <= 0:
+    # NaN is not above 0, either
+    if not options.timeout > 0:
         raise UserError(f"--timeout = {options.timeout:g}: must be above 0")
-    if folder.exists() and is_recording(folder):
+    # the folder, or the one in which it is made
+    place = next(p for p in (folder, *folder.parents) if os.path.exists(p))
+    if not (place.is_dir() and os.access(place, os.W_OK | os.X_OK)):
+        raise UserError(f"{place}: must be a folder with write permission")
+    if place == folder and is_recording(folder):
         raise UserError(f"{options.folder}: has a recording; name another folder")
     settings = {
         "folder": str(folder),

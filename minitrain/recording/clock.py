@@ -79,15 +79,21 @@ class RecordingClock:
     stamps are CUDA events, which are read once they have happened.
     """
 
-    def __init__(self, folder: Path, rank: int, on_gpu: bool) -> None:
+    def __init__(self, folder: Path, rank: int) -> None:
         self._path = path_of_times(folder, rank)
         self._file: TextIO | None = None
-        self._now: Callable[[], Any] = _event if on_gpu else time.perf_counter_ns
-        self._on_gpu, self._in_backward = on_gpu, False
+        self._now: Callable[[], Any] = time.perf_counter_ns
+        self._on_gpu = self._in_backward = False
         self._unread: deque[tuple[list[Any], Timed]] = deque()
         self._timed, self._at = Timed(), self._now()
         self.phase: Phase = "data"
         self.steps, self.stamped_s, self.thread = 0, time.monotonic(), 0
+
+    def use_events(self) -> None:
+        """Time a model on a GPU by CUDA events from here on, within "data"."""
+        self.mark("data", "data")
+        self._now, self._on_gpu = _event, True
+        self.restart()
 
     def restart(self) -> None:
         """Exclude the time since the last stamp: it belongs to no phase."""
@@ -149,7 +155,11 @@ class RecordingClock:
         self.steps += 1
         self._unread.append(([step, optimizer, recorded], self._timed))
         self._timed = Timed()
-        self._write()
+        try:
+            self._write()
+        except RuntimeError as error:
+            # no time between events on two GPUs, for example
+            self._stop(str(error).partition("\n")[0])
 
     def close(self) -> None:
         """Write the remaining rows and the end, and close the file."""
@@ -186,8 +196,12 @@ class RecordingClock:
                 self._file.write(f"# host {host()}\n{','.join(COLUMNS)}\n")
             self._file.write(",".join(map(str, cells)) + "\n")
         except OSError as error:
-            note(f"minitrain: steps are timed no more: {error}")
-            self._append = lambda cells: None  # type: ignore[method-assign]
+            self._stop(error)
+
+    def _stop(self, error: object) -> None:
+        note(f"minitrain: steps are timed no more: {error}")
+        # takes no further rows
+        self._unread = deque(maxlen=0)
 
 
 def _event() -> torch.cuda.Event:

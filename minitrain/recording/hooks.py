@@ -175,12 +175,22 @@ def is_training_pass(module: nn.Module) -> bool:
     """
     if not module.training:
         return False
-    codes = [frame.f_code for frame in _callers()]
-    file = torch.utils.checkpoint.__file__
-    checkpointing = {code.co_name for code in codes if code.co_filename == file}
+    checkpointing = _checkpointing()
     # reentrant checkpointing runs the first pass without gradients
     kept = torch.is_grad_enabled() or "forward" in checkpointing
     return kept and not checkpointing & AGAIN
+
+
+def is_recomputation() -> bool:
+    """Return true if activation checkpointing recomputes the running forward pass."""
+    return not _checkpointing().isdisjoint(AGAIN)
+
+
+def _checkpointing() -> set[str]:
+    # names of the functions of torch.utils.checkpoint that are running
+    codes = [frame.f_code for frame in _callers()]
+    file = torch.utils.checkpoint.__file__
+    return {code.co_name for code in codes if code.co_filename == file}
 
 
 def is_within_itself(module: nn.Module) -> bool:

@@ -119,8 +119,8 @@ class Generators:
         self._others: dict[str, str] = {}
 
     def step_ends(self) -> None:
-        """Save the state of torch's generator, which the model may have advanced."""
-        self._torch = torch.get_rng_state()
+        """Save the states, which the model may have advanced."""
+        self._torch, self._others = torch.get_rng_state(), _states_of_others()
 
     def forget(self) -> None:
         """Drop the states: the step before the next recorded one is not recorded."""
@@ -130,14 +130,17 @@ class Generators:
         """Return a hash of the state of each generator ("torch", "NumPy", "random")
         that was used since the last step. Call it as the first forward pass begins.
         """
-        numpy: Any = np.random.get_state(legacy=False)
-        states = {"NumPy": str(numpy["state"]), "random": str(random.getstate()[1])}
-        now = {name: _hex(state.encode()) for name, state in states.items()}
+        now = _states_of_others()
         found = {n: one for n, one in now.items() if self._others.get(n, one) != one}
         if self._torch is not None and not _only_seeds(self._torch):
             found["torch"] = _hex(bytes_of(torch.get_rng_state()))
-        self._others = now
         return found
+
+
+def _states_of_others() -> dict[str, str]:
+    numpy: Any = np.random.get_state(legacy=False)
+    states = {"NumPy": str(numpy["state"]), "random": str(random.getstate()[1])}
+    return {name: _hex(state.encode()) for name, state in states.items()}
 
 
 def _hex(state: Any) -> str:
@@ -153,5 +156,7 @@ def _only_seeds(before: torch.Tensor) -> bool:
     for _ in range(MOST_SEEDS):
         if torch.equal(generator.get_state(), now):
             return True
-        torch.empty((), dtype=torch.int64).random_(generator=generator)
+        # the script may have set another default device
+        number = torch.empty((), dtype=torch.int64, device="cpu")
+        number.random_(generator=generator)
     return torch.equal(generator.get_state(), now)

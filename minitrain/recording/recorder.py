@@ -122,15 +122,18 @@ class Recorder:
         self._rank = rows.rank_and_size()[0]
         refuse_second(self._folder, self._rank)
         self._state, self._error_at_start = "recording", sys.exception()
-        self._optimizers.start(self._inner.parameters())
-        on_gpu = next(self._inner.parameters()).is_cuda
-        self._clock = RecordingClock(self._folder, self._rank, on_gpu)
+        self._clock = RecordingClock(self._folder, self._rank)
         begins, ended = hooks.Tap(self._pass_begins), hooks.Tap(self._pass_ended)
-        for one in self._called:
-            self._before += [
-                one.register_forward_pre_hook(begins, prepend=True, with_kwargs=True),
-                one.register_forward_hook(ended),
-            ]
+        try:
+            for one in self._called:
+                before = {"prepend": True, "with_kwargs": True}
+                self._before.append(one.register_forward_pre_hook(begins, **before))
+                self._before.append(one.register_forward_hook(ended))
+            self._optimizers.start(self._inner.parameters())
+        except BaseException:
+            # a scripted model takes no such hooks
+            self._listen_no_more()
+            raise
 
     def stop(self) -> None:
         """Write the end, and wait for the other ranks' (for ``timeout_s`` at most).
@@ -157,10 +160,14 @@ class Recorder:
             self._close_files()
 
     def _write_end(self) -> None:
-        watch = self._begin()
+        watch = self.begin()
         steps = {str(one.number): one.steps for one in self._optimizers.seen}
         sharded = rows.is_sharded(self._inner)
-        together = not sharded or watch.meet_at_the_end(sum(steps.values()))
+        together = not sharded or (
+            # the script may have destroyed the group, which gathering needs
+            torch.distributed.is_initialized()
+            and watch.meet_at_the_end(sum(steps.values()))
+        )
         self._tell(self._rows.end(steps, together), watch)
         watch.look(self._timeout_s)
         if self._rank == 0 and self._optimizers.steps:
@@ -182,7 +189,7 @@ class Recorder:
         if self._optimizers.have_stepped(self._rows.forwards, self._rows.evals):
             what, cause = "is not recorded", "recorder.loss() after optimizer.step()"
             step = self._optimizers.steps - 1
-            self._begin().tell([Alarm("loss", step, what, cause, severe=False)])
+            self.begin().tell([Alarm("loss", step, what, cause, severe=False)])
         elif self._due:
             self._rows.loss(loss)
 
@@ -206,16 +213,19 @@ class Recorder:
         if not self._is_ours(module):
             return
         if not hooks.is_training_pass(module):
-            self._rows.evals += torch.is_grad_enabled() and not module.training
-            self._clock.evaluates()
+            if not hooks.is_recomputation():
+                self._rows.evals += torch.is_grad_enabled() and not module.training
+                self._clock.evaluates()
             return
+        if self._rows.forwards == 0 and next(self._inner.parameters()).is_cuda:
+            self._clock.use_events()
         self._clock.pass_begins(args, options)
         self._optimizers.forward_begins()
         self._rows.forwards += 1
         if not self._due or hooks.is_pass_with_others(self._inner):
             return
         wrapper = self._wrappers.around(module)
-        watch = self._begin()
+        watch = self.begin()
         if self._rows.forwards == 1 and _fails_without_sync(wrapper):
             watch.tell([Alarm("static graph", 0, FAILS, STATIC_GRAPH)])
         if self._rows.calls is not None and hooks.is_compiled(module):
@@ -239,7 +249,7 @@ class Recorder:
 
     def _step_begins(self, stepped: Stepped) -> None:
         self._clock.step_begins()
-        watch = self._begin()
+        watch = self.begin()
         if stepped.is_due(self._every):
             together = self._meet(stepped, watch, has_ended=False)
             self._rows.step_begins(stepped, self._optimizers, together)
@@ -248,7 +258,7 @@ class Recorder:
     def _step_ended(self, stepped: Stepped) -> None:
         is_recorded = stepped.number in self._rows.begun
         self._clock.step_ended(stepped.number, stepped.steps - 1, is_recorded)
-        watch = self._begin()
+        watch = self.begin()
         together = not is_recorded or self._meet(stepped, watch, has_ended=True)
         row = self._rows.step_ended(stepped, together)
         if row is not None:
@@ -278,8 +288,10 @@ class Recorder:
         # the others do not need modules, which no rule reads
         watch.send(row, line_of(row) if row.pop("modules", None) else line)
 
-    def _begin(self) -> Watch:
-        # at the first call: wait for the other ranks, and write the first line
+    def begin(self) -> Watch:
+        """Wait for the other ranks, and write the first line: called as the first
+        forward pass begins. Later calls do nothing. On an error the recording ends.
+        """
         if self._watch is not None:
             return self._watch
         # the process group may have been made since the start
@@ -308,6 +320,8 @@ class Recorder:
             )
             self._tell(rows.header_of(self._inner, self._every), watch)
             watch.tell(watch.missing)
+            # the wait belongs to no step
+            self._clock.restart()
         except BaseException:
             self._listen_no_more()
             self._close_files()
@@ -345,6 +359,9 @@ def _require(
     also: Mapping[str, Any],
     modules: Any,
 ) -> None:
+    if not hasattr(also, "items"):
+        kind = type(also).__name__
+        raise UserError(f"record: also is a {kind}: must be a dict of modules by name")
     for name, module in {"model": model, **also}.items():
         if not isinstance(module, nn.Module):
             kind = type(module).__name__

@@ -235,7 +235,8 @@ class StepRows:
     def loss(self, loss: Tensor | float) -> None:
         """Add a loss of the last training pass; a row has the mean of all."""
         if self._passes:
-            told = loss.detach() if isinstance(loss, Tensor) else loss
+            # the loop may change it in place
+            told = loss.detach().clone() if isinstance(loss, Tensor) else loss
             self._passes[-1].losses.append(told)
 
     def step_begins(

@@ -13,6 +13,7 @@ from minitrain.recording.alarm import (
     against,
     alarm,
     all_names,
+    hashes,
     in_ranks,
     note,
     unless_all,
@@ -286,15 +287,21 @@ def _stay(row: Row) -> list[str]:
 
 def not_held(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
     """Check that every trained parameter is in an optimizer. Yields a note; an alarm if
-    the optimizer has no parameter of the model.
+    the optimizer has no parameter of the model, and none changed since the step before:
+    float32 copies of them (master weights) are copied back after each step.
     """
     names, groups = rows[0]["not_held"], [one for row in rows for one in row["groups"]]
     if names:
         what = f"in no optimizer ({len(names)} such tensors)"
         cause = "not given to it, or made, or replaced, after it"
-        severe = bool(groups) and not any(group["parameters"] for group in groups)
-        if severe:
+        holds_none = bool(groups) and not any(group["parameters"] for group in groups)
+        was = hashes(before[0], "parameters") if before else {}
+        now = rows[0]["before"]
+        severe = holds_none and bool(now) and now.items() <= was.items()
+        if holds_none:
             what = f"the optimizer holds no parameter of the model ({len(names)})"
+            cause = "copies of them are trained, as master weights are"
+        if severe:
             cause = "made before the model was copied or moved, or for another model"
         where = {"tensor": names[0], "tensors": names, "severe": severe}
         yield alarm(rows, "not held", what, cause, **where)

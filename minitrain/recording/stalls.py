@@ -126,7 +126,7 @@ class StallWatch:
             return asked
         silent = [rank for rank, place in places.items() if place is None]
         ended = [rank for rank in silent if self._has_ended(rank)]
-        found, lines = judge(places, ended, self._timeout_s)
+        found, lines = finding_of(places, ended, self._timeout_s)
         self._write(line_of(found.row()))
         for line in (found.line, *lines, f"minitrain: see {page_on(found.row())}"):
             print_note(line)
@@ -145,7 +145,7 @@ class StallWatch:
         return Place(clock.steps, clock.phase, seconds, _line_of(clock.thread))
 
 
-def judge(
+def finding_of(
     places: Mapping[int, Place | None], ended: Sequence[int], timeout_s: float
 ) -> tuple[Alarm, list[str]]:
     """Return a note on a stall, which names the ranks that the others wait for, and a

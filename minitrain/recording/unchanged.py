@@ -39,7 +39,9 @@ def prepare() -> None:
 
     @wraps(call)
     def watched(module: nn.Module, *args: Any, **options: Any) -> Any:
-        if module.training and torch.is_grad_enabled():
+        # modules of data loaders, which have no parameters, are called often
+        may_train = module.training and torch.is_grad_enabled()
+        if may_train and any(p.requires_grad for p in module.parameters()):
             optimizers = [o for o in _optimizers() if _holds_any(o, module)]
             if optimizers:
                 # before the pass, which is recorded by the hooks that this adds
@@ -56,8 +58,12 @@ def _record(model: nn.Module, settings: dict[str, Any]) -> None:
 
         recorder = Recorder(model, None, **settings)
         recorder.start()
-    except UserError as error:
-        note(f"minitrain: nothing is recorded: {error}")
+        recorder.begin()
+    # any error: the training goes on without a recording
+    except Exception as error:
+        kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+        text = " ".join(f"{kind}{error}".split())
+        note(f"minitrain: nothing is recorded: {text}")
         return
     others = sum(not _holds_any(one, model) for one in _optimizers())
     if others:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from example_loops import (
     LOOPS,
     MINITRAIN,
@@ -20,7 +21,9 @@ from example_loops import (
 )
 from project import ROOT
 from thorough import thorough_after
+from torch import nn
 
+from minitrain.recording import unchanged as unchanged_script
 from minitrain.recording.format import read_recording
 
 
@@ -86,6 +89,97 @@ def test_exit_code_signal_and_streams_are_the_commands_own(
     assert (len(rank.steps), rank.end is not None) == (3, code == 7)
 
 
+def test_search_for_torch_before_its_import_does_not_stop_the_recording(
+    tmp_path: Path,
+) -> None:
+    """Libraries search for it as they are imported."""
+    script = tmp_path / "train.py"
+    search = "import importlib.util\nassert importlib.util.find_spec('torch')\n"
+    script.write_text(2 * search + TRAINS.format(end=""))
+    done = record(tmp_path / "run", [sys.executable, script])
+    assert done.returncode == 0, done.stderr
+    assert len(read_recording(tmp_path / "run").ranks[0].steps) == 3
+
+
+FSDP = """
+import torch.distributed as dist
+from torch.distributed.fsdp import FullyShardedDataParallel
+store = dist.HashStore()
+dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+model = FullyShardedDataParallel(model, device_id=torch.device("cpu"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ("model = torch.jit.script(model)", "RuntimeError: register_forward_pre_hook"),
+        (FSDP, "record: model is in FullyShardedDataParallel"),
+        ("open('run', 'w').close()", "FileExistsError"),
+    ],
+)
+def test_training_that_cannot_be_recorded_is_one_line_and_goes_on(
+    change: str, line: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    text = TRAINS.format(end="print('trained')")
+    script.write_text(text.replace("optimizer =", f"{change}\noptimizer =", 1))
+    done = record(tmp_path / "run", [sys.executable, script])
+    assert (done.returncode, done.stdout) == (0, "trained\n"), done.stderr
+    lines = [one for one in done.stderr.splitlines() if one.startswith("minitrain")]
+    assert len(lines) == 1, lines
+    assert lines[0].startswith(f"minitrain: nothing is recorded: {line}")
+
+
+PARTED = """
+import torch, torch.distributed as dist
+from torch import nn
+from torch.distributed import destroy_process_group
+from torch.distributed.fsdp import fully_shard
+store = dist.HashStore()
+dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+mesh = dist.device_mesh.init_device_mesh("cpu", (1,))
+model = fully_shard(nn.Linear(4, 4), mesh=mesh)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+{end}
+"""
+
+
+@pytest.mark.parametrize("end", ["destroy_process_group()", ""])
+def test_sharded_model_has_an_end_without_a_process_group(
+    end: str, tmp_path: Path
+) -> None:
+    """The script took the function from torch before it was patched."""
+    script = tmp_path / "train.py"
+    script.write_text(PARTED.format(end=end))
+    done = record(tmp_path / "run", [sys.executable, script])
+    assert "Traceback" not in done.stderr, done.stderr
+    rank = read_recording(tmp_path / "run").ranks[0]
+    assert (done.returncode, len(rank.steps)) == (0, 3)
+    assert rank.end is not None
+    # sharded parameters cannot be gathered without a group
+    assert ("parameters" in rank.end) == (end == "")
+
+
+def test_optimizers_are_searched_only_for_modules_with_parameters(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not for the transforms of a data loader."""
+    asked = []
+    monkeypatch.setattr(nn.Module, "__call__", nn.Module.__call__)
+    monkeypatch.setattr(unchanged_script, "_optimizers", lambda: asked.append(1) or [])
+    monkeypatch.setenv(unchanged_script.SETTINGS, "{}")
+    unchanged_script.prepare()
+    nn.Dropout()(torch.ones(2))
+    nn.Linear(2, 2).requires_grad_(False)(torch.ones(2))
+    assert asked == []
+    nn.Linear(2, 2)(torch.ones(2))
+    assert asked == [1]
+
+
 def test_script_without_torch_is_untouched(tmp_path: Path) -> None:
     """The user's sitecustomize is run."""
     (tmp_path / "sitecustomize.py").write_text("import builtins\nbuiltins.mine = 3\n")
@@ -140,11 +234,15 @@ def test_folder_with_a_recording_is_refused_before_the_command_runs(
         (["run", "--", "no-such-program"], "no-such-program: no such command"),
         (["--every", "0", "run", "--", "true"], "--every = 0: must be at least 1"),
         (["--timeout", "0", "run", "--", "true"], "--timeout = 0: must be above 0"),
+        (["--timeout", "nan", "run", "--", "true"], "--timeout = nan: must be above 0"),
+        (["file", "--", "true"], "file: must be a folder with write permission"),
+        (["file/run", "--", "true"], "file: must be a folder with write permission"),
     ],
 )
 def test_what_cannot_be_recorded_is_one_line(
     arguments: list[str], line: str, tmp_path: Path
 ) -> None:
+    (tmp_path / "file").touch()
     done = run_command([*MINITRAIN, "record", *arguments], tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert line in done.stderr

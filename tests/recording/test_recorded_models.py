@@ -4,6 +4,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 from recorded_loops import Net, batch, loop, loss_of, steps_of
@@ -14,6 +15,7 @@ import minitrain
 from minitrain.comm.groups import distributed, wrap_for_ddp
 from minitrain.core.errors import UserError
 from minitrain.recording import backwards
+from minitrain.recording.clock import path_of_times
 from minitrain.recording.format import read_recording
 from minitrain.recording.hooks import acts_in_training
 
@@ -145,6 +147,8 @@ def test_a_pass_that_runs_again_for_checkpointing_counts_once(
     rows = steps_of(tmp_path)
     assert [row["forwards"] for row in rows] == [1, 2, 3]
     assert [len(row["inputs"]) for row in rows] == [1, 1, 1]
+    # it is no evaluation, which would exclude the step from the times
+    assert pd.read_csv(path_of_times(tmp_path, 0), comment="#")["evals"].sum() == 0
 
 
 def test_inputs_of_any_form_have_a_digest_a_sample(tmp_path: Path) -> None:

@@ -42,8 +42,11 @@ def test_a_step_has_what_the_loop_did(tmp_path: Path) -> None:
     with minitrain.record(model, optimizer, tmp_path) as recorder:
         told = loss_of(model, batch(0))
         recorder.loss(told)
-        recorder.loss(float(told.detach()) + 1)
+        value = float(told.detach())
+        recorder.loss(value + 1)
         told.backward()
+        # as for a mean over micro-batches, which is not what was recorded
+        told.detach().mul_(4)
         gradients = {n: fingerprint(p.grad) for n, p in model.named_parameters()}
         optimizer.step()
     one = read_recording(tmp_path).ranks[0]
@@ -55,7 +58,7 @@ def test_a_step_has_what_the_loop_did(tmp_path: Path) -> None:
     }
     row = one.steps[0, 0]
     assert row["inputs"] == [[f"{content_digest([x]):064x}"[:16] for x in batch(0)]]
-    assert row["loss"] == pytest.approx(float(told.detach()) + 0.5)
+    assert row["loss"] == pytest.approx(value + 0.5)
     assert row["lr"] == [0.25]
     (group,) = row["groups"]
     assert group["parameters"] == [*start]
@@ -229,11 +232,27 @@ def test_what_means_nothing_is_one_line(tmp_path: Path) -> None:
     refused("optimizer is a Tensor: must be", model, torch.ones(1), tmp_path)
     scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer)
     refused("optimizer is a ConstantLR: must", model, [scheduler], tmp_path)
+    refused("also is a Net: must be a dict", model, None, tmp_path, also=model)
     for every in (0, -1, 2.0, True):
         refused(f"every = {every}: must be", model, optimizer, tmp_path, every=every)
     refused("on_alarm = 'mail': must", model, None, tmp_path, on_alarm="mail")
     refused("timeout_s = 0: must be above", model, None, tmp_path, timeout_s=0)
     assert not list(tmp_path.iterdir())
+
+
+def test_model_that_takes_no_hooks_keeps_none(tmp_path: Path) -> None:
+    """As a scripted one does."""
+    from torch.optim import optimizer as optimizers
+
+    class Refuses(nn.Linear):
+        def register_forward_hook(self, *args: Any, **options: Any) -> Any:
+            raise RuntimeError("is not supported")
+
+    model, before = Refuses(2, 2), len(optimizers._global_optimizer_pre_hooks)
+    with pytest.raises(RuntimeError, match="not supported"):
+        minitrain.record(model, None, tmp_path).start()
+    assert len(optimizers._global_optimizer_pre_hooks) == before
+    assert not model._forward_pre_hooks
 
 
 def test_a_folder_has_one_recording_and_a_recorder_one_start(tmp_path: Path) -> None:

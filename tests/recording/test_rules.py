@@ -109,6 +109,8 @@ OVERLAP = {
 }
 MEANS = {"running_mean": {"hash": "0"}}, {"running_mean": {"hash": "1"}}
 BUFFERS = {"buffers": on_rank(1, *MEANS)}
+OF_OTHERS: list[dict[str, Any]] = [{"parameters": [], "settings": {}}]
+UNMOVED = before(parameters={"x": {"hash": "0"}})
 # how lines begin
 G = "gradients, tensor embedding, rank 1: ... "
 P = "parameters, tensor embedding, rank 1: ... "
@@ -159,6 +161,13 @@ FAULTS: dict[str, Any] = {
         last=before(without_gradient=["spare"]), without_gradient=["spare"]
     ),
     "note: not held, tensor x: ... in no optimizer": step(not_held=["x"]),
+    # its copies in float32 are in the optimizer, and were copied back
+    "note: not held, tensor x: ... copies of them are trained": step(
+        not_held=["x"], groups=OF_OTHERS, before={"x": "1"}, last=UNMOVED
+    ),
+    "not held, tensor x: ... holds no parameter of the model": step(
+        not_held=["x"], groups=OF_OTHERS, before={"x": "0"}, last=UNMOVED
+    ),
     "note: inputs: ... a sample is read several times": step(
         last=before(**TWICE), **REPEATED
     ),

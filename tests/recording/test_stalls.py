@@ -12,7 +12,7 @@ from waiting import GENEROUS_S
 
 from minitrain.recording.clock import RecordingClock
 from minitrain.recording.format import read_recording
-from minitrain.recording.stalls import Place, StallWatch, judge
+from minitrain.recording.stalls import Place, StallWatch, finding_of
 
 SCRIPT = ROOT / "tests/support/stalling_loop.py"
 NAMES = [("rank", "jsonl"), ("times", "csv")]
@@ -99,7 +99,7 @@ def test_ranks_that_the_others_wait_for_are_named(
     places: list[Place | None], missing: int | None, line: str
 ) -> None:
     ended = [r for r, p in enumerate(places) if p is None and "has ended" in line]
-    found, lines = judge(dict(enumerate(places)), ended, 30)
+    found, lines = finding_of(dict(enumerate(places)), ended, 30)
     stall = "minitrain: note: step 12: stall, rank {0}: no part of a step ended for "
     stall += "30 s; the others wait for rank {0}"
     if missing is None:
@@ -111,14 +111,14 @@ def test_ranks_that_the_others_wait_for_are_named(
 
 def test_killed_rank_is_named_though_another_ended_for_it() -> None:
     """The rank that lost its connection closed its files."""
-    found, _ = judge({0: SENDS, 1: None, 2: None}, [1], 30)
+    found, _ = finding_of({0: SENDS, 1: None, 2: None}, [1], 30)
     assert "the others wait for ranks 1, 2" in found.line
 
 
 def test_rank_whose_files_have_an_end_has_ended(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    clocks = [RecordingClock(tmp_path, rank, on_gpu=False) for rank in range(3)]
+    clocks = [RecordingClock(tmp_path, rank) for rank in range(3)]
     for rank, clock in enumerate(clocks):
         (tmp_path / f"rank-{rank}.jsonl").touch()
         clock.step_begins()

@@ -21,6 +21,7 @@ import minitrain
 from minitrain.comm.groups import distributed
 from minitrain.core.errors import UserError
 from minitrain.harness.launcher import launch
+from minitrain.recording import clock as clocks
 from minitrain.recording.clock import COLUMNS, RecordingClock, path_of_times
 from minitrain.recording.shown import read_shown, show
 from minitrain.recording.times import compare_times, read_times
@@ -261,7 +262,7 @@ class Failed:
 def test_end_is_written_after_an_error_on_the_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = RecordingClock(tmp_path, 1, on_gpu=False)
+    clock = RecordingClock(tmp_path, 1)
     clock.step_ended(0, 0, recorded=False)
     clock._on_gpu, clock._now = True, Failed
     monkeypatch.setattr(torch.cuda, "synchronize", Failed().query)
@@ -269,6 +270,52 @@ def test_end_is_written_after_an_error_on_the_gpu(
     clock._unread.append(([1, 0, False], clock._timed))
     clock.close()
     assert path_of_times(tmp_path, 1).read_text().endswith("\n# end\n")
+
+
+class Elsewhere:
+    """An event, of another GPU than the next."""
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, other: Any) -> float:
+        raise RuntimeError("Both events must be of one device\nat ...")
+
+
+def test_two_gpus_end_the_times_with_one_note(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = RecordingClock(tmp_path, 0)
+    clock.step_ended(0, 0, recorded=False)
+    monkeypatch.setattr(clocks, "_event", Elsewhere)
+    clock.use_events()
+    for step in (1, 2):
+        clock.step_ended(0, step, recorded=False)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    clock.close()
+    line = "minitrain: steps are timed no more: Both events must be of one device\n"
+    assert capsys.readouterr().err == line
+    rows = path_of_times(tmp_path, 0).read_text().splitlines()[2:]
+    assert [row[:2] for row in rows] == ["0,", "# "]
+
+
+def test_clock_follows_the_model_to_its_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the start and the first forward pass."""
+    used = []
+    monkeypatch.setattr(RecordingClock, "use_events", lambda _: used.append(1))
+    model = nn.Linear(4, 2)
+    with minitrain.record(model, None, tmp_path):
+        assert used == []
+        monkeypatch.setattr(nn.Parameter, "is_cuda", True, raising=False)
+        clock = model.register_forward_pre_hook(
+            lambda *_: monkeypatch.delattr(nn.Parameter, "is_cuda"), prepend=False
+        )
+        model(torch.ones(3, 4)).sum().backward()
+        clock.remove()
+        model(torch.ones(3, 4)).sum().backward()
+    assert used == [1]
 
 
 @pytest.mark.parametrize(

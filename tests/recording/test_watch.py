@@ -3,7 +3,6 @@ meetings of ranks, at which all decide the same.
 """
 
 import json
-import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -32,9 +31,9 @@ Row = dict[str, Any]
 class Heard:
     """A rank's watch, and the lines that it was told."""
 
-    def __init__(self, timeout_s: float) -> None:
+    def __init__(self, timeout_s: float, attempt: int = 0) -> None:
         self.lines: list[str] = []
-        self.watch = Watch(timeout_s, raises=False)
+        self.watch = Watch(timeout_s, raises=False, attempt=attempt)
         self.watch.write = self.write
         self.watch.tell(self.watch.missing)
         self.rank = dist.get_rank()
@@ -92,8 +91,8 @@ def starts_again(world_size: int) -> list[str]:
         if rank == 1:
             one.send(0)
         dist.barrier()
-        os.environ["TORCHELASTIC_RESTART_COUNT"], watch._numbers = "1", count()
-        one = Heard(SOON_S)
+        watch._numbers = count()
+        one = Heard(SOON_S, attempt=1)
         for turn in range(world_size):
             if turn == rank:
                 one.send(3)

@@ -26,32 +26,39 @@ class OnTorch:
     """Import hook (meta path finder): prepare the recording on import of torch."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Return torch's spec once, with its loader patched; None for other modules."""
+        """Return torch's spec, with its loader patched; None for other modules."""
         if name != "torch":
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec("torch")
+        others = [finder for finder in sys.meta_path if finder is not self]
+        specs = (finder.find_spec(name, path, target) for finder in others)
+        spec = next(filter(None, specs), None)
         if spec is not None:
-            _then_prepare(spec)
+            self._patch(spec)
         return spec
 
+    def _patch(self, spec: ModuleSpec) -> None:
+        loader: Any = spec.loader
+        run = loader.exec_module
 
-def _then_prepare(spec: ModuleSpec) -> None:
-    loader: Any = spec.loader
-    run = loader.exec_module
+        def exec_module(module: Any) -> None:
+            run(module)
+            # not in find_spec: that is also called to look for torch only
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+                _prepare()
 
-    def exec_module(module: Any) -> None:
-        run(module)
-        try:
-            from minitrain.recording.unchanged import prepare
-        except ImportError as error:
-            python = f"{sys.executable}: {error}"
-            line = f"minitrain: nothing is recorded: no minitrain in {python}"
-            print(line, file=sys.stderr, flush=True)
-        else:
-            prepare()
+        loader.exec_module = exec_module
 
-    loader.exec_module = exec_module
+
+def _prepare() -> None:
+    try:
+        from minitrain.recording.unchanged import prepare
+    except ImportError as error:
+        python = f"{sys.executable}: {error}"
+        line = f"minitrain: nothing is recorded: no minitrain in {python}"
+        print(line, file=sys.stderr, flush=True)
+    else:
+        prepare()
 
 
 if os.environ.get("MINITRAIN_RECORD"):
