@@ -172,7 +172,8 @@ def test_first_step_and_there_the_first_thing() -> None:
     # data come before what they change
     found = located([*run, batch(1, "other", "a", "z")])
     assert (
-        str(found) == "step 1: data, rank 1; probable cause: rank 1 reads other samples"
+        str(found)
+        == "step 1: data, rank 1; probable cause: other samples are read by rank 1"
     )
 
 
