@@ -12,9 +12,9 @@ from minitrain.report.numbers import ms, percent, plural
 
 if TYPE_CHECKING:
     from minitrain.compare.comparer import StepCompared
+    from minitrain.compare.difference import Difference
     from minitrain.compare.distances import Distance
     from minitrain.compare.recordings import RecordingsCompared
-    from minitrain.compare.run_diff import RunsCompared
     from minitrain.recording.times import TimesCompared
 
 # result symbols of a step, the worst last
@@ -59,18 +59,17 @@ def compared(
 
     found = compare_recordings(a, b, twin, start)
     times = compare_times(read_times(a), read_times(b))
-    page = page_on(found)
+    page = page_on(None if found.same else found.first)
     more = {"page": page, "times": times and asdict(times)}
     lines = [recordings_in_words(found), *([f"see {page}"] if page else [])]
     lines += [times_compared(times)] if times else []
     return found.same, recordings_as_facts(found) | more, "\n".join(lines)
 
 
-def page_on(found: "RecordingsCompared | RunsCompared") -> str | None:
+def page_on(first: "Difference | None") -> str | None:
     """Return the page of docs/ on the cause of the first difference, or None."""
     from minitrain.compare.difference import PAGES
 
-    first = None if found.same else found.first
     return PAGES.get(first.why.cause) if first else None
 
 
@@ -126,6 +125,7 @@ def _verdict(found: "RecordingsCompared") -> str:
         what = "what only one of them has"
     equal = all(step.mark == "=" for step in found.steps)
     alike = "equal to the bit" if equal else "within rounding"
+    alike = "undecided" if found.doubt else alike
     return f"{found.verdict}: {what}; {alike} is what both have ({steps})"
 
 

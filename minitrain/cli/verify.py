@@ -89,6 +89,9 @@ def answer(options: argparse.Namespace) -> Answer:
             raise UserError(
                 f"{other}: is no recording; {mine} is, so it must be one too"
             )
+    if prefix and (is_recording(a) or is_run(a) or is_run(b)):
+        kind = "recordings" if is_recording(a) else "training runs"
+        raise UserError(f"--strip-prefix: is for two states, not for {kind}")
     if is_recording(a):
         return _answer_for_recordings(options)
     if extra := [n for n in ("twin", "from") if vars(options)[n] is not None]:
@@ -118,7 +121,7 @@ def _answer_for_runs(a: Path, b: Path) -> Answer:
         "states": {name: asdict(found.states[name]) for name in found.unlike_states},
         "only_in_a": found.only_in_a,
         "only_in_b": found.only_in_b,
-        "page": page_on(found),
+        "page": page_on(found.first if found.first_decides else None),
     }
     return Answer(found.same, facts, runs_in_words(found))
 
@@ -142,16 +145,16 @@ def runs_in_words(found: "RunsCompared") -> str:
     if found.unlike_ranks:
         sides = [f"{side}: {what}" for side, what in found.unlike_ranks.items()]
         lines = [f"different: ranks of {'; ranks of '.join(sides)}"]
-    elif found.first and not found.same:
+    elif found.first_decides:
         lines = [f"{found.verdict} at {found.first}"]
-    elif found.equal and not found.same:
+    elif found.only_in_a or found.only_in_b:
         lines = ["different: what only one of them has"]
     lines += only_in_words(found.only_in_a, found.only_in_b)
     if found.equal and not found.same:
         lines.append(f"equal is what both have: {both}")
     if found.rungs:
         lines += printed({name: asdict(rung) for name, rung in found.rungs.items()})
-    if found.first and (found.same or found.unlike_ranks):
+    if found.first and not found.first_decides:
         lines.append(f"first difference in bits: {found.first}")
     if found.losses:
         (step, pair), *_ = found.losses.items()
@@ -163,7 +166,7 @@ def runs_in_words(found: "RunsCompared") -> str:
     if found.world_sizes[0] != found.world_sizes[1]:
         sizes = " in A, ".join(map(str, found.world_sizes))
         lines.append(f"no difference by itself: world_size: {sizes} in B")
-    if page := page_on(found):
+    if page := page_on(found.first if found.first_decides else None):
         lines.append(f"see {page}")
     return as_lines(lines)
 

@@ -16,6 +16,7 @@ import torch
 from minitrain.compare.limits import FLOAT32, FLOAT64, LINEAR, Limits
 from minitrain.recording.alarm import Row, hashes
 from minitrain.recording.format import Recording
+from minitrain.recording.rules_of_steps import settings_of
 from minitrain.recording.sketches import apart, common, fit, norm, vector
 
 DOUBLE = {"float64", "complex128"}
@@ -198,7 +199,7 @@ def places_of(a: Recording, b: Recording, twin: Recording | None) -> list[StepPa
     # models with float64 parameters compute in float64
     kinds = [one["dtype"] for r in (a, b) for one in header(r)["parameters"].values()]
     limits = FLOAT64 if {*kinds} <= DOUBLE else FLOAT32
-    trajectories = {n: _trajectory(a, n) for n in {n for n, _ in keys_of(a)}}
+    trajectories = {n: _trajectory(a, b, n) for n in {n for n, _ in keys_of(a)}}
     places, both = [], {*keys_of(b)}
     for key in (key for key in keys_of(a) if key in both):
         rows = rows_at(a, key), rows_at(b, key)
@@ -240,31 +241,39 @@ def _rows_at_end(
             names, kinds = row["parameters"], ("parameters", "buffers")
             after = {n: end["parameters"].get(n, names[n]) for n in names}
             now = {**row, "parameters": after, "buffers": end["buffers"], "before": {}}
+            now |= {"also": end["also"]} if {"also"} <= row.keys() & end.keys() else {}
             now["count"] = end["steps"].get(str(place.optimizer), 0)
-            now["changed"] = any(hashes(row, k) != hashes(now, k) for k in kinds)
+            now["changed"] = row.get("also") != now.get("also") or any(
+                hashes(row, kind) != hashes(now, kind) for kind in kinds
+            )
             found[rank] = now
     return found
 
 
-def _trajectory(recording: Recording, optimizer: int) -> Trajectory:
+def _trajectory(a: Recording, b: Recording, optimizer: int) -> Trajectory:
     # take the first rank that recorded steps of the optimizer: all move alike
-    ranks = [one for _, one in sorted(recording.ranks.items())]
+    ranks = [one for _, one in sorted(a.ranks.items())]
     one = next(r for r in ranks if any(key[0] == optimizer for key in r.steps))
     rows = [row for key, row in sorted(one.steps.items()) if key[0] == optimizer]
     first, about = rows[0]["parameters"], one.header["parameters"]
     numel = {name: math.prod(entry["shape"]) for name, entry in about.items()}
+    # the coarser type of both runs, in which rounding is larger
+    heads = header(b)["parameters"], about
+    types = {name: [h[name]["dtype"] for h in heads if name in h] for name in about}
     if len(rows) > 1 and rows[1]["step"] == rows[0]["step"] + 1:
         second = rows[1]["parameters"]
         move = {n: apart(first[n], second[n]) for n in common(first, second)}
     else:
         rate, gradients = max(rows[0]["lr"], default=0.0), rows[0]["gradients"]
-        move = {
-            n: rate * min(norm(gradients[n]), math.sqrt(numel.get(n, 0)))
-            for n in common(first, gradients)
-        }
+        move, settings = {}, settings_of(rows[0])
+        for name in common(first, gradients):
+            size = math.sqrt(numel.get(name, 0))
+            # under Adam each element moves by the rate, even if its gradient is noise
+            is_adam = "betas" in settings.get(name, {})
+            move[name] = rate * (size if is_adam else min(norm(gradients[name]), size))
     return Trajectory(
         numel=numel,
-        eps={name: _eps(entry["dtype"]) for name, entry in about.items()},
+        eps={name: max(map(_eps, of)) for name, of in types.items()},
         first=first,
         first_move={name: move.get(name, 0.0) for name in first},
         linear=_is_linear(rows),
@@ -288,8 +297,15 @@ def _is_linear(rows: Sequence[Row]) -> bool:
         past = rows[: number + 2]
         if row["step"] != number + rows[0]["step"] + 1:
             break
-        tables = [*(one["gradients"] for one in past), row["parameters"]]
-        names = common(*tables, before["parameters"])
+        held = row["gradients"], row["parameters"], before["parameters"]
+        names = common(*held)
+        start, end = (vector(r, "parameters", names) for r in (before, row))
+        # cheap for each of many steps that are not finite, or do not move
+        if not ((end - start).any() and (end - start).isfinite().all()):
+            continue
+        if len(past) > len(start):
+            break
+        names = common(*(one["gradients"] for one in past), *held)
         start, end = (vector(r, "parameters", names) for r in (before, row))
         parts = [vector(r, "gradients", names) for r in past]
         found = fit(end - start, [*parts, start])

@@ -209,7 +209,7 @@ def unseen_in(a: Recording, b: Recording, places: Sequence[StepPair]) -> list[st
             said.append(f"no gradients{of} were recorded, so none are compared")
         # ranks without an end are not complete
         count = max((end["steps"].get(str(number), 0) for end in ends), default=0)
-        if blind and count > last + 1:
+        if blind and (count > last + 1 or any("also" in row for row in rows)):
             said.append(f"what came after step {last}{of} was not recorded")
     sides = [
         side
@@ -219,10 +219,19 @@ def unseen_in(a: Recording, b: Recording, places: Sequence[StepPair]) -> list[st
     if sides:
         where = " and ".join(sides)
         said.append(f"no samples were recorded in {where}, so data is not compared")
+    in_a, in_b = _also_in(a), _also_in(b)
+    if only := sorted(in_a ^ in_b):
+        where = f"{only[0]} in {'A' if only[0] in in_a else 'B'} alone"
+        said.append(f"`also` has other tensors ({where}), so not all are compared")
     return said
 
 
-def asides_of(a: Recording, b: Recording) -> list[str]:
+def _also_in(recording: Recording) -> set[str]:
+    rows = (row for one in recording.ranks.values() for row in one.steps.values())
+    return {name for row in rows for name in row.get("also", ())}
+
+
+def asides_of(a: Recording, b: Recording, steps: Sequence[StepCompared]) -> list[str]:
     """Return lines on differences that do not count, such as in world size or dtype."""
     heads = header(a), header(b)
     ours, theirs = (
@@ -239,6 +248,8 @@ def asides_of(a: Recording, b: Recording) -> list[str]:
     first_a, first_b = (r.ranks[min(r.ranks)].header["start"] for r in (a, b))
     if _unlike_names(first_a, first_b):
         said.append("start weights: other bits")
+    if _also_in(a) & _also_in(b) and any(step.mark in "~?" for step in steps):
+        said.append("also: its modules are compared only while all bits are equal")
     if a.world_size == b.world_size:
         for side, recording in (("A", a), ("B", b)):
             said += _divided(side, recording)

@@ -48,7 +48,7 @@ class Cause(Enum):
         "steps {first} and {last} (record with every=1 to decide)"
     )
     OTHER_START = "other weights before the step"
-    NOT_BROADCAST = "{ranks} starts from other weights: rank 0's were not broadcast"
+    NOT_BROADCAST = "other start weights on {ranks}: rank 0's were not broadcast"
 
     LABELS = "the labels are others, and the inputs the same"
     NO_SAMPLER = "all ranks of {side} read the same samples: no sampler of their own"
@@ -56,7 +56,7 @@ class Cause(Enum):
     BATCH_AGAIN = "{side} reads the batch of step {step} again: no new order?"
     BATCH_SIZE = "another batch size"
     ORDER = "another order of the samples (seed?), or other inputs of the model"
-    SAMPLES = "{who} reads other samples"
+    SAMPLES = "other samples are read by {who}"
     PADDED = "the gradients agree: the same samples, padded or passed otherwise?"
     POSITION_LOST = "the position in the data, or its order, was not restored"
     SAMPLER_LOST = (
@@ -101,7 +101,7 @@ class Cause(Enum):
     MISSING = "{side}: the gradient of {ranks} is missing from the sum"
     KEEPS_OWN = "{side}: {ranks} keeps its own gradient: not synchronized"
     KEEP_OWN = "ranks that keep their own gradients: {ranks}"
-    ALONE = "{ranks} only: it trains alone, or has other weights"
+    ALONE = "{ranks} only: not synchronized, or other weights"
     UNSYNCHRONIZED = "{side}: {tensor} is not synchronized, ranks keep their own"
     MEANS = "{side}: a mean of means: each rank counts the same, whatever its targets"
     MEANS_OF_PASSES = (

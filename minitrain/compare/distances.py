@@ -72,7 +72,6 @@ def distance(place: StepPair, kind: What, noise: float) -> Distance:
     """
     gaps = _gaps(place, kind)
     ours, theirs = (row[kind] for row in place.first)
-    names = [*{**ours, **theirs}]
     norms = [[norm(entry) for entry in side.values()] for side in (ours, theirs)]
     if kind == What.GRADIENTS:
         finite = [[x for x in side if math.isfinite(x)] for side in norms]
@@ -85,7 +84,7 @@ def distance(place: StepPair, kind: What, noise: float) -> Distance:
         return Distance(kind, True, True, size=size, num=len(ours))
     far = {name: max(gaps[name].values(), default=0.0) for name in gaps}
     if kind == What.GRADIENTS:
-        quick: Gaps = dict.fromkeys(names, place.limits.gradients * size)
+        quick: Gaps = dict.fromkeys(gaps, place.limits.gradients * size)
     else:
         quick = _quick(place, scale, noise)
     allowed = quick
@@ -94,10 +93,8 @@ def distance(place: StepPair, kind: What, noise: float) -> Distance:
         least = quick if kind == What.GRADIENTS else _quick(place, scale, None)
         allowed = _with_twin(place.twin[kind], ours, least, scale)
     beyond, beyond_quick = _beyond(far, allowed), _beyond(far, quick)
-    may_be_noise = (
-        kind == What.PARAMETERS and not place.trajectory.linear and place.twin is None
-    )
-    noisy = bool(beyond) and may_be_noise
+    adaptive = kind == What.PARAMETERS and not place.trajectory.linear
+    noisy = bool(beyond) and adaptive and place.twin is None
     noisy = noisy and _is_noise(place, far, beyond, scale, allowed)
     worst = max(far, key=lambda name: far[name] / (allowed.get(name, 0.0) + 1e-300))
     hides = False
@@ -106,7 +103,10 @@ def distance(place: StepPair, kind: What, noise: float) -> Distance:
         hides = ratio(allowed[most], size) > HIDES
         worst = most if hides else worst
     where = {pair: g for pair, g in gaps[worst].items() if g > allowed.get(worst, 0.0)}
-    entry = ours.get(worst) or theirs.get(worst)
+    pairs = tuple(where or gaps[worst] or place.pairs)
+    # the first pair may not have it, if each rank has optimizers of its own
+    x, y = pairs[0]
+    entry = place.a[x][kind].get(worst) or place.b[y][kind].get(worst)
     all_far = math.hypot(*far.values())
     of_all = math.hypot(*norms[0]) if kind == What.GRADIENTS else size
     return Distance(
@@ -114,7 +114,7 @@ def distance(place: StepPair, kind: What, noise: float) -> Distance:
         equal=False,
         within=noisy or not beyond,
         tensor=worst,
-        pairs=tuple(where or gaps[worst] or place.pairs),
+        pairs=pairs,
         gap=all_far if noisy else far[worst],
         allowed=math.hypot(*allowed.values()) if noisy else allowed.get(worst, 0.0),
         size=size,
@@ -122,7 +122,7 @@ def distance(place: StepPair, kind: What, noise: float) -> Distance:
         whole=all_far / of_all if of_all > 0 else math.inf,
         num_beyond=len(beyond),
         num_beyond_quick=len(beyond_quick),
-        num=len(names),
+        num=len(gaps),
         hides=hides,
     )
 

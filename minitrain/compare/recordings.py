@@ -6,6 +6,7 @@ optimizer's state. What is not equal to the bit must be within rounding
 (minitrain/compare/distances.py). World sizes, versions and machines may differ.
 """
 
+import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -42,13 +43,13 @@ SAME: tuple[RecordingsVerdict, ...] = ("equal bits", "same computation within ro
 class RecordingsCompared:
     """The result of comparing two recordings.
 
-    ``first``: the first sure difference (rounding cannot explain it), or else the first
-    that is not; ``doubt``: one that is not sure, before ``first``. ``broken``: what is
-    missing in a recording; ``unseen``: values that were not recorded, so are not
-    compared; ``asides``: expected differences. ``alarms``: findings of the recorder's
-    rules by side, ``severe``: the same without notes on what may be intended.
-    ``resumed``: the alignment if one run resumes the other. ``modules``: the first
-    module that differs, if modules were recorded.
+    ``first``: the first sure difference (rounding cannot explain it), or the first that
+    is not if it decides; ``doubt``: one that is not sure, before ``first`` or without.
+    ``broken``: what is missing in a recording; ``unseen``: values that were not
+    recorded, so are not compared; ``asides``: expected differences. ``alarms``:
+    findings of the recorder's rules by side, ``severe``: the same without notes on what
+    may be intended. ``resumed``: the alignment if one run resumes the other.
+    ``modules``: the first module that differs, if modules were recorded.
     """
 
     verdict: RecordingsVerdict
@@ -92,8 +93,7 @@ def compare_recordings(
         raise _nothing_in_common(a, b, resumed)
     versions = {one.header["torch"] for r in (ours, theirs) for one in r.ranks.values()}
     # each optimizer has a trajectory of its own
-    numbers = {place.optimizer for place in places}
-    comparers = {n: Comparer(len(versions) == 1, resumed) for n in numbers}
+    comparers = {p.optimizer: Comparer(len(versions) == 1, resumed) for p in places}
     steps = [comparers[p.optimizer].compare(p) for p in progress(places, "steps")]
     unseen = unseen_in(ours, theirs, places)
     broken = [*broken_in("A", ours, theirs), *broken_in("B", theirs, ours)]
@@ -105,7 +105,8 @@ def compare_recordings(
     model = models_unlike(ours, theirs)
     found = [one for one in (model, start_at, *(s.first for s in steps)) if one]
     sure = next((one for one in found if one.sure), None)
-    doubt = next((one for one in found if not one.sure), None)
+    last = sure.step if sure else math.inf
+    doubt = next((one for one in found if not one.sure and one.step <= last), None)
     if doubt and (unseen or resumed or broken):
         # a twin does not decide these
         doubt = replace(doubt, twin_decides=False)
@@ -118,15 +119,15 @@ def compare_recordings(
         verdict = "undecided"
     return RecordingsCompared(
         verdict=verdict,
-        first=sure or doubt,
-        doubt=doubt if sure and doubt and doubt.step <= sure.step else None,
+        first=sure or (doubt if verdict == "undecided" else None),
+        doubt=doubt if verdict == "different" else None,
         steps=steps,
         twin=twin is not None,
         only_in_a=only[0],
         only_in_b=only[1],
         broken=broken,
         unseen=unseen,
-        asides=asides_of(ours, theirs),
+        asides=asides_of(ours, theirs, steps),
         resumed=resumed,
         alarms={side: [*lines] for side, lines in alarms.items()},
         severe={side: [*filter(of.get, of)] for side, of in alarms.items()},

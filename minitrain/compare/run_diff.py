@@ -125,6 +125,16 @@ class RunsCompared:
             return "different"
         return "equal" if self.equal else self._by_tolerance()
 
+    @property
+    def first_decides(self) -> bool:
+        """Return whether the verdict is due to ``first``, and not to ranks that differ
+        within a run, or to what only one run has.
+        """
+        if self.same or self.unlike_ranks or not self.first:
+            return False
+        only = self.only_in_a or self.only_in_b
+        return not only or self._by_tolerance() == "different"
+
     def _by_tolerance(self) -> RunsVerdict:
         first = self.first
         # states are recorded after the last step: if only they differ, it is damage

@@ -78,11 +78,11 @@ def fit(
 
     Args:
         most_alike: the largest condition number of ``parts`` scaled to equal length.
-        least: elements of ``target`` that are needed for each factor.
+        least: elements needed for each factor; zero in all tensors, they do not count.
     """
-    if not parts or len(target) < least * len(parts):
-        return None
     matrix = torch.stack([target, *parts], dim=1)
+    if not parts or int(matrix.any(dim=1).sum()) < least * len(parts):
+        return None
     sizes = matrix.norm(dim=0)
     if not (torch.isfinite(sizes).all() and (sizes > 0).all()):
         return None

@@ -97,6 +97,7 @@ MISTAKES = [
     (["{a}", "torn"], "torn: nothing recorded; "),
     (["{a}", "{two}", "--twin", "{again}"], "{again}: is no twin; "),
     (["state.pt", "state.pt", "--twin", "{twin}"], "--twin: is for two "),
+    (["{a}", "{two}", "--strip-prefix", "m."], "--strip-prefix: is for two states, "),
 ]
 
 
@@ -144,6 +145,27 @@ def test_what_is_undecided_asks_for_a_twin(
     words = recordings_in_words(compare_recordings(Path(runs["a"]), c))
     assert "B ends early" in words
     assert twin not in words
+
+
+def test_a_doubt_is_not_why_two_runs_differ(
+    runs: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    b = record(tmp_path / "b", steps=13, every=5, world_size=2)
+    for rank in (0, 1):
+        alter(b, rank, lambda row: nudge(row["gradients"]))
+    assert run(["verify", runs["a"], str(b)]) == 1
+    out = capsys.readouterr().out
+    assert out.startswith(
+        "different: what only one of them has; undecided is what both have (5 recorded "
+        "steps)\nfirst exceeds the quick limits at step 0: gradients, tensor "
+    )
+    assert "only in B: 1 steps after the first 12" in out
+    assert "see docs/" not in out
+    # a sure difference is
+    c = record(tmp_path / "c", steps=13, every=5, lr=lambda step: 5e-4)
+    assert run(["verify", runs["a"], str(c)]) == 1
+    out = capsys.readouterr().out
+    assert out.startswith("different at step 0: learning rate: ")
 
 
 def nudge(entries: dict[str, dict[str, Any]]) -> None:

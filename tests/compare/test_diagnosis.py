@@ -172,7 +172,8 @@ def test_first_step_and_there_the_first_thing() -> None:
     # data come before what they change
     found = located([*run, batch(1, "other", "a", "z")])
     assert (
-        str(found) == "step 1: data, rank 1; probable cause: rank 1 reads other samples"
+        str(found)
+        == "step 1: data, rank 1; probable cause: other samples are read by rank 1"
     )
 
 
@@ -201,3 +202,18 @@ def test_the_first_tensor_is_the_same_in_every_process() -> None:
     found = first_difference(rows, wanted, ["gradients"])
     assert found is not None
     assert found.tensor == names[0]
+
+
+@pytest.mark.parametrize(
+    ("cause", "fact", "sentence"),
+    [
+        (Cause.SAMPLES, "who", "other samples are read by {}"),
+        (Cause.NOT_BROADCAST, "ranks", "other start weights on {}: rank 0's were not"),
+        (Cause.ALONE, "ranks", "{} only: not synchronized, or other weights"),
+    ],
+)
+def test_sentences_fit_one_and_several_ranks(
+    cause: Cause, fact: str, sentence: str
+) -> None:
+    for ranks, named in (([1], "rank 1"), ([1, 2], "ranks 1, 2")):
+        assert str(Why(cause, {fact: ranks})).startswith(sentence.format(named))

@@ -110,6 +110,51 @@ def test_an_end_that_nobody_saw_is_not_equal(tmp_path: Path, side: str) -> None:
     assert found.unseen == ["what came after step 20 was not recorded"]
 
 
+# modules given by ``also``, which the loop updates after the optimizer's step
+
+
+def with_also(folder: Path, **at_end: str) -> Path:
+    for rank in range(len([*folder.glob("rank-*.jsonl")])):
+        rows = rows_of(folder, rank)
+        for row in rows:
+            if row["kind"] == "step":
+                row["also"] = dict.fromkeys(at_end, "0" * 32)
+            elif row["kind"] == "end":
+                row["also"] = at_end
+        write(folder, rows, rank)
+    return folder
+
+
+@pytest.mark.parametrize("steps", [21, 24])
+def test_modules_beside_the_model_at_the_end(tmp_path: Path, steps: int) -> None:
+    a, b, c, plain = (record(tmp_path / name, steps=steps) for name in "abcd")
+    for folder, end in ((a, "1"), (b, "1"), (c, "2")):
+        with_also(folder, average=end * 32)
+    assert compare_recordings(a, b).verdict == EQUAL
+    found = compare_recordings(a, c)
+    assert found.verdict == "different"
+    assert found.first
+    assert (found.first.end, found.first.tensor) == (True, "average")
+    for pair, side in (((a, plain), "A"), ((plain, a), "B")):
+        found = compare_recordings(*pair)
+        assert (found.verdict, found.first) == ("undecided", None)
+        where = f"average in {side} alone"
+        assert found.unseen == [
+            f"`also` has other tensors ({where}), so not all are compared"
+        ]
+
+
+def test_modules_beside_the_model_have_no_limits_of_rounding(tmp_path: Path) -> None:
+    a, b = (record(tmp_path / name, world_size=n) for name, n in (("a", 1), ("b", 2)))
+    for folder, end in ((a, "1"), (b, "2")):
+        with_also(folder, average=end * 32)
+    found = compare_recordings(a, b)
+    assert found.verdict == SAME
+    line = "also: its modules are compared only while all bits are equal"
+    assert line in found.asides
+    assert line not in compare_recordings(a, a).asides
+
+
 # buffers, where rounding has begun
 
 

@@ -151,7 +151,7 @@ def test_loss_of_one_step(
     ("inject", "step", "what", "cause"),
     [
         (bugs.sum_for_mean, 0, "gradients", "2 times as large: summed"),
-        (bugs.another_data_seed, 0, "data", "rank 1 reads other samples"),
+        (bugs.another_data_seed, 0, "data", "other samples are read by rank 1"),
         (bugs.missing_set_epoch, 4, "data", "the batch of step 0 again"),
         (bugs.optimizer_state_not_restored, 3, "parameters", "unknown"),
         (bugs.low_precision_reduce, 0, "gradients", "reduced in lower precision"),
@@ -207,6 +207,19 @@ def test_two_processes_and_one_are_within_tolerance(
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("within tolerance: 6 recorded steps of a rank")
     assert lines[-1] == "no difference by itself: world_size: 2 in A, 1 in B"
+
+
+def test_rounding_is_not_why_two_runs_differ(copy: Path, alone: Path, capsys) -> None:
+    without_last_loss(copy)
+    assert run(["verify", str(alone), str(copy)]) == 1
+    out = capsys.readouterr().out
+    assert out.startswith(
+        "different: what only one of them has\nonly in A: the loss of step 5\n"
+    )
+    assert "\nfirst difference in bits: step 0: gradients" in out
+    assert "see docs/" not in out
+    line = refusal(run, ["verify", str(alone), str(copy), "--strip-prefix", "m."])
+    assert line == "--strip-prefix: is for two states, not for training runs"
 
 
 @pytest.mark.parametrize(
