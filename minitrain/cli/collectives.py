@@ -191,7 +191,8 @@ def _try(collective: str, at: Member) -> tuple[ProbeVerdict, str]:
         # a rank that hangs or is lost supports nothing, but disproves nothing
         if LOST_PEER.search(str(error)) or WAITED.search(str(error)):
             raise
-        return "unsupported", f"{type(error).__name__}: {error}".splitlines()[0]
+        why = str(error).strip() or type(error).__name__
+        return "unsupported", why.splitlines()[0]
     if got.tolist() == expected:
         return "right", ""
     return "wrong", f"rank {at.rank} got {got.tolist()} instead of {expected}"
