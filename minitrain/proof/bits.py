@@ -159,7 +159,9 @@ def data_rung(run: Rows, other: Rows) -> Rung:
 
 
 def trained_rung(run: Rows) -> Rung:
-    """Require that a parameter changed between the first and the last recorded step."""
+    """Require that a parameter changed between the first and the last recorded step.
+    Not run if the loss scaler skipped every recorded step.
+    """
     tensors = of_kind(run, "tensors")
     if not tensors:
         return without_bits(CheckVerdict.BREACH, "nothing was recorded")
@@ -167,11 +169,20 @@ def trained_rung(run: Rows) -> Rung:
     last = max(tensors, key=lambda row: row["step"])["parameters"]
     trained = first["gradients"]
     moved = [name for name in trained if first["parameters"][name] != last[name]]
+    if not moved and _all_overflowed(tensors):
+        return not_run("every recorded step overflowed")
     detail = f"{len(moved)} of {len(trained)} tensors changed"
     if moved and len(moved) < len(trained):
         still = [name for name in trained if name not in moved]
         detail += f", not {', '.join(still[:3])}{', ...' if still[3:] else ''}"
     return without_bits(CheckVerdict.PASSED if moved else CheckVerdict.BREACH, detail)
+
+
+def _all_overflowed(tensors: Rows) -> bool:
+    # the scaler of fp16 lowers its scale at an overflow, and then skips the step
+    scales = {r["step"]: (r.get("precision") or {}).get("scale") for r in tensors}
+    fell = [scales[step] for step in sorted(scales)]
+    return len(fell) > 1 and None not in fell and sorted({*fell}, reverse=True) == fell
 
 
 def reduced_once_rung(run: Rows) -> Rung:
