@@ -159,9 +159,8 @@ def check_data_parallel(
         loss: ``loss(model, batch)`` returns a 0-dim tensor, the mean over the targets
             of a batch. Default: ``model(**batch).loss``, as for Hugging Face's causal
             models.
-        count: ``count(batch)`` returns the number of targets. Default: labels other
-            than -100 (of shape (B, T): without the first of each row;
-            :func:`count_targets`), or samples if there are no labels.
+        count: ``count(batch)``, the number of targets. Default: labels except -100 (of
+            (B, T): and the first of each row), or samples if there are no labels.
         sync: Name or class of a strategy; checks that need more than it promises are
             skipped.
         tuning: Settings of the strategy, such as ``minitrain.sync.Defaults()``.
