@@ -129,7 +129,9 @@ def _climb(
     # torch takes seconds to import: not for --help
     from minitrain.check.check import ANY_VERDICT, check_data_parallel
 
-    ladders, refused, failed, mistakes = {}, {}, {}, []
+    ladders, mistakes = {}, []
+    refused: dict[str, str] = {}
+    failed: dict[str, str] = {}
     given |= {"accept": ANY_VERDICT, "show": sync != ALL}
     names = [*STRATEGIES] if sync == ALL else [sync]
     for name in progress(names, "strategies", show=sync == ALL):

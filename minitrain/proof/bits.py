@@ -6,6 +6,7 @@ A rung is the result of one check, a breach a check that failed.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from minitrain.analysis.verdicts import ALONE, CheckVerdict
@@ -180,9 +181,11 @@ def trained_rung(run: Rows) -> Rung:
 
 def _all_overflowed(tensors: Rows) -> bool:
     # the scaler of fp16 lowers its scale at an overflow, and then skips the step
-    scales = {r["step"]: (r.get("precision") or {}).get("scale") for r in tensors}
-    fell = [scales[step] for step in sorted(scales)]
-    return len(fell) > 1 and None not in fell and sorted({*fell}, reverse=True) == fell
+    states: dict[int, Any] = {row["step"]: row.get("precision") for row in tensors}
+    if len(states) < 2 or not all(states.values()):
+        return False
+    scales = [states[step]["scale"] for step in sorted(states)]
+    return all(later < scale for scale, later in pairwise(scales))
 
 
 def reduced_once_rung(run: Rows) -> Rung:
