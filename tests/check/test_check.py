@@ -122,8 +122,8 @@ def test_parameter_with_another_name_in_the_state_is_replayed_only() -> None:
     accept: Any = ("replay only",)
     ladder = check_data_parallel(recomputed, PAIRS, loss=squares, accept=accept)
     assert ladder.rests_on.endswith(
-        "the witness finds parameter 0._checkpoint_wrapped_module.weight not in "
-        "state_dict under its name"
+        "parameter 0._checkpoint_wrapped_module.weight is not in state_dict, as the "
+        "witness requires"
     )
 
 

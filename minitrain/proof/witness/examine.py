@@ -113,7 +113,7 @@ def numbers(
     for name, _ in model.named_parameters():
         # torch's checkpoint_wrapper renames them, for example
         if name not in kept:
-            why = f"the witness finds parameter {name} not in state_dict under its name"
+            why = f"parameter {name} is not in state_dict, as the witness requires"
             return {"witness_hashes": rung("not run", why)}
     found: dict[str, Rung] = {"witness_hashes": hashes_rung(task, model, record)}
     # the remaining rungs need a complete record
