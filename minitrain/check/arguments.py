@@ -22,7 +22,7 @@ from minitrain.sync.catalog import find_strategy
 from minitrain.sync.guarantees import Defaults, Tuning
 from minitrain.sync.stock import StockDDP
 from minitrain.sync.strategy import Strategy, copy_buffers, load_buffers, trained
-from minitrain.train.config import RunConfig
+from minitrain.train.config import RunConfig, whole_batches
 from minitrain.train.precision import Precision
 from minitrain.train.rng import seed_everything, untouched_random_state
 
@@ -61,6 +61,11 @@ def by_argument(error: Exception) -> Exception:
     return error.with_traceback(None)
 
 
+def described(error: BaseException) -> str:
+    """Return an error of a user's function on one line, with its type."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
 def plain(value: Any) -> Any:
     """Convert a NumPy number to a Python number; return other values unchanged."""
     return value.item() if isinstance(value, np.generic) else value
@@ -87,7 +92,7 @@ def as_config(
     shards = plain(tuning.logical_shards)
     given = validated({**settings, "logical_shards": shards}, Settings)
     if isinstance(sync, str):
-        sync = find_strategy(sync)
+        sync = _strategy(sync)
     elif not (isinstance(sync, type) and issubclass(sync, Strategy)):
         raise UserError(
             f"sync = {sync!r}: must be a name, or a class that derives from "
@@ -100,13 +105,23 @@ def as_config(
         data=InMemory(kept, given.loss or causal_lm_loss, count),
         sync=sync,
         tuning=tuning,
-        steps=given.steps or len(kept),
+        steps=given.steps or max(2, len(kept)),
         optimizer=given.optimizer,
         learning_rate=given.learning_rate,
         precision=given.precision,
         grad_accumulation_steps=given.grad_accumulation_steps,
         seed=given.seed,
     )
+
+
+def _strategy(name: str) -> type[Strategy]:
+    try:
+        return find_strategy(name)
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
+        # of the user's module
+        raise UserError(f"sync = {name!r}: {described(error)}") from error
 
 
 def _batches(batches: Iterable[Any], steps: int | None) -> Sequence[Any]:
@@ -117,7 +132,10 @@ def _batches(batches: Iterable[Any], steps: int | None) -> Sequence[Any]:
     if not isinstance(batches, Sequence):
         # a loader may shuffle, but ranks and replay need the same batches
         with untouched_random_state():
-            batches = list(islice(iter(batches), steps))
+            try:
+                batches = list(islice(iter(batches), steps))
+            except Exception as error:
+                raise UserError(f"batches: {described(error)}") from error
     if not batches:
         raise UserError("batches: is empty, must hold a global batch or more")
     return batches
@@ -125,7 +143,10 @@ def _batches(batches: Iterable[Any], steps: int | None) -> Sequence[Any]:
 
 def _number(count: Callable[[Any], Any]) -> Callable[[Any], int]:
     def number(batch: Any) -> int:
-        found = count(batch)
+        try:
+            found = count(batch)
+        except Exception as error:
+            raise UserError(f"count(batch): {described(error)}") from error
         try:
             # a count may be a tensor
             whole = int(found)
@@ -203,7 +224,8 @@ def _refuse_counts(config: RunConfig, data: InMemory, shards: int) -> None:
             # the mean over no target is NaN, and so is its product with a weight of 0
             raise UserError(
                 f"batches[{step}]: the part of shard {parts[counted.index(0)].shard} "
-                f"(of {shards}) has no target"
+                f"(of {shards}) has no target (by default, count(batch) counts "
+                "labels[:, 1:] other than -100)"
             )
 
 
@@ -251,6 +273,22 @@ def _refuse_model(config: RunConfig, world_size: int) -> None:
             f"{again:.6g}; what it draws must come from the global generators, what it "
             "or the loss remembers must be a buffer of it"
         )
+    _refuse_whole_batch(config, second, own_loss)
+
+
+def _refuse_whole_batch(
+    config: RunConfig, model: nn.Module, loss: Callable[..., Any] | None
+) -> None:
+    # a loss may fit the number of samples of a rank only
+    (whole,) = whole_batches(config).batches([0], 1).micro_batches(0)
+    try:
+        with Precision(config.precision).autocast():
+            computed_loss(model, whole, loss)
+    except UserError as error:
+        raise UserError(
+            f"the loss fails on a whole batch of {len(whole.digests)}, which one "
+            f"process computes: {error}"
+        ) from None
 
 
 def _made(config: RunConfig) -> nn.Module:

@@ -152,24 +152,20 @@ def check_data_parallel(
 
     Args:
         factory: Function that returns a new model at each call, in every process.
-        batches: Global batches of B samples, at least one for each process: tensors of
-            shape (B, ...), or lists, tuples and mappings of them. A DataLoader or
-            another iterable is read once, up to ``steps`` batches.
+        batches: Global batches of B samples, at least one per process: tensors (B, ...)
+            or lists, tuples, mappings of them. A DataLoader is read once, to ``steps``.
         world_size: Number of processes, at least 2.
-        loss: ``loss(model, batch)`` returns a 0-dim tensor, the mean over the targets
-            of a batch. Default: ``model(**batch).loss``, as for Hugging Face's causal
-            models.
-        count: ``count(batch)`` returns the number of targets. Default: labels other
-            than -100 (:func:`count_targets`), or samples if there are no labels.
-        sync: Name or class of a strategy; checks that need more than it promises are
-            skipped.
+        loss: ``loss(model, batch)``, the 0-dim mean over the targets of a batch.
+            Default: ``model(**batch).loss``, as for Hugging Face's causal models.
+        count: ``count(batch)``, the number of targets. Default: labels other than -100
+            (shape (B, T): without the first of each row), or samples without labels.
+        sync: Name or class of a strategy; checks beyond its promises are skipped.
         tuning: Settings of the strategy, such as ``minitrain.sync.Defaults()``.
         grad_accumulation_steps: Micro-batches of each rank in a step.
         precision: ``float32``, ``bf16`` or ``fp16``.
         optimizer: ``adamw`` or ``sgd``.
         learning_rate: Learning rate of the optimizer.
-        steps: At least 2, restarting at the first batch after the last. Default: one
-            for each batch.
+        steps: At least 2; batches repeat. Default: one for each batch, at least 2.
         seed: Seed of rank 0; rank r has ``seed + r``.
         timeout_s: Limit in seconds for each start of the processes.
         atol: Allowed difference of a final parameter from one process, in float32 with

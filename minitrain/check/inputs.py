@@ -11,10 +11,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import cloudpickle
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.nn.utils.rnn import pad_sequence
 
+from minitrain.check.arguments import described
+from minitrain.check.trial import alone
 from minitrain.core.errors import UserError, did_you_mean
 from minitrain.core.files import (
     MOST_OF_INDEX,
@@ -27,7 +31,7 @@ from minitrain.core.schema import Section, load, validated
 from minitrain.data.batches import IGNORE_INDEX
 from minitrain.data.text import VOCAB_SIZE
 from minitrain.model.factory import execute, make_model, neighbors_of
-from minitrain.train.rng import seed_everything, untouched_random_state
+from minitrain.train.rng import seed_everything
 
 # default sizes of a model, as in a fresh params.yaml
 SIZES = {"n_layer": 4, "n_head": 4, "n_embd": 128, "block_size": 64}
@@ -120,8 +124,7 @@ def find(written: str, option: str) -> Any:
         near = nearest_file(Path(place))
         raise UserError(f"{start} no file {place}{near}") from None
     except (Exception, SystemExit) as error:
-        why = f"{type(error).__name__}: {error}"
-        raise UserError(f"{start} {place}: {why}") from error
+        raise UserError(f"{start} {place}: {described(error)}") from error
     if not hasattr(found, name):
         public = [one for one in vars(found) if not one.startswith("_")]
         raise UserError(f"{start} {place} has no {name}{did_you_mean(name, public)}")
@@ -129,11 +132,24 @@ def find(written: str, option: str) -> Any:
     return OfFile(path, name) if path.suffix == ".py" and callable(named) else named
 
 
+def called(batches: Any, written: str) -> Any:
+    """Return the batches of ``--batches written``: a function is called. Raises
+    UserError if it fails.
+    """
+    try:
+        return batches() if callable(batches) else batches
+    except (Exception, SystemExit) as error:
+        raise UserError(f"--batches = {written!r}: {described(error)}") from error
+
+
 @cache
 def _load(path: Path) -> ModuleType:
     # read first, for the operating system's error if it cannot be opened
     require_regular(path, MOST_OF_INDEX).read_bytes()
-    return execute(path)
+    module = execute(path)
+    # a rank cannot import it by this name, but gets batches of a type that it defines
+    cloudpickle.register_pickle_by_value(module)
+    return module
 
 
 def reading_for(factory: Any, size: int, steps: int | None) -> tuple[int, int, str]:
@@ -149,10 +165,11 @@ def reading_for(factory: Any, size: int, steps: int | None) -> tuple[int, int, s
     usual = STEPS if steps is None else steps
     if isinstance(factory, nn.Module) or not callable(factory):
         return usual, LONGEST, ""
-    with untouched_random_state():
+    with alone():
         seed_everything(0)
         model = make_model(factory, "factory")
-    parameters = sum(p.numel() for p in model.parameters())
+    # the check itself refuses parameters without a shape
+    parameters = sum(p.numel() for p in model.parameters() if not is_lazy(p))
     longest = length_for(parameters, size)
     less = [f"{size} lines of at most {longest} bytes"] if longest < LONGEST else []
     if steps is None and parameters > LARGE:
@@ -178,18 +195,17 @@ def text_batches(
     """Return ``count`` batches of ``size`` lines of ``file``, which is repeated if it
     has fewer lines.
 
-    Each batch has ``input_ids`` and ``labels`` (B, T): the bytes of its lines, at most
-    ``longest`` per line, padded; padded labels are -100. Lines of fewer than two bytes
-    are skipped. Raises UserError if no other is there.
+    Each batch has ``input_ids`` and ``labels`` (B, T): the bytes of its lines, padded;
+    padded labels are -100. Lines are cut to ``longest`` bytes and to a few fewer. Lines
+    of fewer than two bytes are skipped. Raises UserError if no other is there.
     """
     text = require_regular(file, MOST_OF_RECORDING).read_bytes()
     lines = [line for line in text.splitlines() if len(line) > 1]
     if not lines:
         raise UserError(f"{file}: has no line of two bytes")
     numbers = range(size * count)
-    uneven = UNEVEN if longest < LONGEST else 1
     dealt = [
-        torch.tensor(list(lines[n % len(lines)][: longest - n % uneven]))
+        torch.tensor(list(lines[n % len(lines)][: longest - n % UNEVEN]))
         for n in numbers
     ]
     batches = [dealt[start : start + size] for start in numbers[::size]]

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from minitrain.cli.command import Answer, Names
-from minitrain.core.errors import Mistakes, UserError, lines_of
+from minitrain.core.errors import Mistakes, RankError, UserError, lines_of
 from minitrain.core.params import OptimizerName, PrecisionName
 from minitrain.core.printable import as_lines, note
 from minitrain.core.progress import progress
@@ -75,12 +75,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def answer(options: argparse.Namespace) -> Answer:
-    """Check the model with one strategy or all; ``ok`` if :func:`holds` is true."""
+    """Check the model with one strategy or all; ``ok`` if :func:`holds` is true, and no
+    strategy failed.
+    """
     begun = time.monotonic()
     try:
         given, shortened = _given(options)
         note(_announced(options, given["steps"]))
-        ladders, refused = _climb(options.sync, given)
+        ladders, refused, failed = _climb(options.sync, given)
     except UserError as error:
         lines = [_by_option(line, options) for line in lines_of(error)]
         raise Mistakes(*lines) from None
@@ -88,15 +90,16 @@ def answer(options: argparse.Namespace) -> Answer:
     facts = {
         "strategies": {name: _facts(ladder) for name, ladder in ladders.items()},
         "refused": refused,
+        "failed": failed,
         "seconds": seconds,
         "shortened": shortened or None,
     }
-    text = in_words(ladders, refused, seconds)
+    text = in_words(ladders, refused, seconds, failed)
     text += f", {shortened}" if shortened else ""
     breaches = [name for ladder in ladders.values() for name in ladder.breaches]
     if not options.count and "witness_mean" in breaches:
         text += "\n--count NAME gives a count of yours"
-    return Answer(holds(ladders), facts, text)
+    return Answer(holds(ladders) and not failed, facts, text)
 
 
 def _by_option(line: str, options: argparse.Namespace) -> str:
@@ -121,25 +124,29 @@ def holds(ladders: "dict[str, Ladder]") -> bool:
 
 def _climb(
     sync: str, given: dict[str, Any]
-) -> "tuple[dict[str, Ladder], dict[str, str]]":
+) -> "tuple[dict[str, Ladder], dict[str, str], dict[str, str]]":
+    # return ladders, reasons of refusals and reasons of failures, each by strategy
     # torch takes seconds to import: not for --help
     from minitrain.check.check import ANY_VERDICT, check_data_parallel
 
-    ladders, refused, mistakes = {}, {}, []
+    ladders, mistakes = {}, []
+    refused: dict[str, str] = {}
+    failed: dict[str, str] = {}
     given |= {"accept": ANY_VERDICT, "show": sync != ALL}
     names = [*STRATEGIES] if sync == ALL else [sync]
     for name in progress(names, "strategies", show=sync == ALL):
         try:
             ladders[name] = check_data_parallel(sync=name, **given)
-        except UserError as error:
+        except (UserError, RankError) as error:
             if sync != ALL:
                 raise
-            refused[name] = "; ".join(lines_of(error))
+            reasons = failed if isinstance(error, RankError) else refused
+            reasons[name] = "; ".join(lines_of(error))
             mistakes.append(error)
     # if none could be tried, the other arguments are wrong: ddp asks least of them
     if not ladders:
         raise mistakes[0]
-    return ladders, refused
+    return ladders, refused, failed
 
 
 def _announced(options: argparse.Namespace, steps: int) -> str:
@@ -158,6 +165,7 @@ def _given(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     # return arguments of check_data_parallel, and how its text was shortened, if it was
     from minitrain.check.inputs import (
         STEPS,
+        called,
         find,
         find_factory,
         reading_for,
@@ -173,14 +181,16 @@ def _given(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     }
     shortened = ""
     if options.batches:
-        batches = find(options.batches, "--batches")
-        batches = batches() if callable(batches) else batches
+        found = find(options.batches, "--batches")
+        batches = called(found, options.batches)
         steps = STEPS if options.steps is None else options.steps
     else:
         text = options.text or Path(options.model.rpartition(":")[0])
         if not text.is_file():
             raise UserError(f"{text}: no file to read; --text or --batches names one")
         size = options.batch_size
+        if size < 1:
+            raise UserError(f"--batch-size = {size}: must be 1 or more")
         steps, longest, shortened = reading_for(factory, size, options.steps)
         longest = min(longest, block_size or longest)
         batches = text_batches(text, size, steps, longest)
@@ -211,20 +221,25 @@ def _facts(ladder: "Ladder") -> dict[str, Any]:
 
 
 def in_words(
-    ladders: "dict[str, Ladder]", refused: dict[str, str], seconds: float
+    ladders: "dict[str, Ladder]",
+    refused: dict[str, str],
+    seconds: float,
+    failed: dict[str, str],
 ) -> str:
     """Return the only ladder in full, or a line for each of several strategies and for
-    those that were ``refused`` (reasons by name); then the duration, ``seconds``.
+    those that were ``refused`` or ``failed`` (reasons by name); then the duration,
+    ``seconds``.
     """
     took = f"{seconds:.0f} s"
-    if len(ladders) == 1 and not refused:
+    if len(ladders) == 1 and not refused and not failed:
         (only,) = ladders.values()
         return f"{only}\n{took}"
-    width = max(map(len, (*ladders, *refused)))
+    width = max(map(len, (*ladders, *refused, *failed)))
     lines = []
     for name, ladder in ladders.items():
         lines.append(f"{name:<{width}}  {ladder.verdict}: {ladder.rests_on}")
         if ladder.divergence is not None:
             lines.append(f"{'':<{width}}  first difference: {ladder.divergence}")
     lines += [f"{name:<{width}}  not tried: {why}" for name, why in refused.items()]
+    lines += [f"{name:<{width}}  failed: {why}" for name, why in failed.items()]
     return as_lines([*lines, took])

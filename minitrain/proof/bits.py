@@ -6,6 +6,7 @@ A rung is the result of one check, a breach a check that failed.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from minitrain.analysis.verdicts import ALONE, CheckVerdict
@@ -159,7 +160,9 @@ def data_rung(run: Rows, other: Rows) -> Rung:
 
 
 def trained_rung(run: Rows) -> Rung:
-    """Require that a parameter changed between the first and the last recorded step."""
+    """Require that a parameter changed between the first and the last recorded step.
+    Not run if the loss scaler skipped every recorded step.
+    """
     tensors = of_kind(run, "tensors")
     if not tensors:
         return without_bits(CheckVerdict.BREACH, "nothing was recorded")
@@ -167,11 +170,22 @@ def trained_rung(run: Rows) -> Rung:
     last = max(tensors, key=lambda row: row["step"])["parameters"]
     trained = first["gradients"]
     moved = [name for name in trained if first["parameters"][name] != last[name]]
+    if not moved and _all_overflowed(tensors):
+        return not_run("every recorded step overflowed")
     detail = f"{len(moved)} of {len(trained)} tensors changed"
     if moved and len(moved) < len(trained):
         still = [name for name in trained if name not in moved]
         detail += f", not {', '.join(still[:3])}{', ...' if still[3:] else ''}"
     return without_bits(CheckVerdict.PASSED if moved else CheckVerdict.BREACH, detail)
+
+
+def _all_overflowed(tensors: Rows) -> bool:
+    # the scaler of fp16 lowers its scale at an overflow, and then skips the step
+    states: dict[int, Any] = {row["step"]: row.get("precision") for row in tensors}
+    if len(states) < 2 or not all(states.values()):
+        return False
+    scales = [states[step]["scale"] for step in sorted(states)]
+    return all(later < scale for scale, later in pairwise(scales))
 
 
 def reduced_once_rung(run: Rows) -> Rung:

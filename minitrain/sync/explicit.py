@@ -105,8 +105,12 @@ class ReduceScatter(Flat):
         padded = flat.new_zeros(share * self.world_size)
         padded[: flat.numel()] = flat
         mine = flat.new_empty(share)
-        dist.reduce_scatter_single(mine, padded, group=self.group)
-        dist.all_gather_single(padded, mine, group=self.group)
+        # torch 2.13 renamed them
+        new = hasattr(dist, "reduce_scatter_single")
+        scatter = dist.reduce_scatter_single if new else dist.reduce_scatter_tensor
+        gather = dist.all_gather_single if new else dist.all_gather_into_tensor
+        scatter(mine, padded, group=self.group)
+        gather(padded, mine, group=self.group)
         flat.copy_(padded[: flat.numel()])
 
     def traffic(self) -> Traffic:

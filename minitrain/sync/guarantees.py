@@ -13,6 +13,7 @@ from minitrain.core.params import Train
 
 # In this order: each parameter is reduced once per step; results equal a replay in one
 # process bit for bit; they are close to one process with the whole batch; the loss is
+# close to the loss of one process
 Promise = Literal["reduced_once", "replay", "one_process", "loss"]
 # gloo's ring; a balanced binary tree; a tree inside each host, then a ring among the
 # hosts; no fixed order

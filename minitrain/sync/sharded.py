@@ -89,7 +89,8 @@ class FSDP(Strategy):
         broadcast(model.state_dict().values(), self.group)
         device = next(model.parameters()).device.type
         mesh = DeviceMesh.from_group(self.group or world(), device)
-        layers = list(_layers(model))
+        # a layer may occur several times
+        layers = list(dict.fromkeys(_layers(model)))
         self._layer_bytes = [self._padded_bytes(layer) for layer in layers]
         self._root_bytes = self._padded_bytes(model) - sum(self._layer_bytes)
         for module in (*layers, model):
@@ -172,10 +173,13 @@ def _part_like(parameter: Any, part: Any) -> Any:
     )
 
 
-def _layers(model: nn.Module) -> Iterator[nn.Module]:
-    # members of the outermost ModuleLists
+def _layers(model: nn.Module, inside: bool = False) -> Iterator[nn.Module]:
+    # members of the outermost ModuleLists; containers have no forward pass to shard
     for child in model.children():
-        if isinstance(child, nn.ModuleList):
-            yield from child
+        is_list = isinstance(child, nn.ModuleList)
+        if is_list or isinstance(child, nn.ModuleDict):
+            yield from _layers(child, inside or is_list)
+        elif inside:
+            yield child
         else:
             yield from _layers(child)

@@ -96,6 +96,12 @@ def vector(model: nn.Module, batch: Any) -> Tensor:
     return (model(batch[0]) - batch[1]).square()[:, 0]
 
 
+def of_four(model: nn.Module, batch: Any) -> Tensor:
+    if len(batch[0]) != 4:
+        raise ValueError("of four")
+    return squares(model, batch)
+
+
 MODULE = line()
 
 
@@ -256,9 +262,19 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"count": lambda batch: 7},
         "count(batches[0]) = 7: must be the sum of its parts' counts, 7 + 7",
     ),
+    ({"count": lambda batch: batch["mask"]}, "count(batch): TypeError: tuple indices"),
+    (
+        {"loss": of_four},
+        "the loss fails on a whole batch of 8, which one process computes: "
+        f"{GIVEN}: ValueError: of four (",
+    ),
+    (
+        {"batches": (1 // (2 - step) for step in range(3))},
+        "batches: ZeroDivisionError: ",
+    ),
     (
         {"count": lambda batch: 0},
-        "batches[0]: the part of shard 0 (of 2) has no target",
+        "batches[0]: the part of shard 0 (of 2) has no target (by default, count(",
     ),
 ]
 

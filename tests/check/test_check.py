@@ -10,6 +10,9 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from subjects import make_run
 from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    checkpoint_wrapper,
+)
 
 from minitrain.check.check import check_data_parallel, examine
 from minitrain.core.errors import EvidenceError
@@ -104,6 +107,24 @@ def test_model_that_casts_is_compared_in_the_type_that_it_computes_in() -> None:
     data = replace(trial.data, batches=PAIRS, loss=squares_of_casts)
     ladder = examine(replace(trial, data=data, steps=3), 2, fifth_more)
     assert "one_process_gradients" in ladder.breaches, str(ladder)
+
+
+def test_one_batch_is_trained_twice() -> None:
+    """With one step, no parameter changes between two recorded steps."""
+    assert check_data_parallel(line, PAIRS[:1], loss=squares).verdict == "proven"
+
+
+def recomputed() -> nn.Module:
+    return nn.Sequential(checkpoint_wrapper(nn.Linear(3, 4)), nn.Linear(4, 1))
+
+
+def test_parameter_with_another_name_in_the_state_is_replayed_only() -> None:
+    accept: Any = ("replay only",)
+    ladder = check_data_parallel(recomputed, PAIRS, loss=squares, accept=accept)
+    assert ladder.rests_on.endswith(
+        "parameter 0._checkpoint_wrapped_module.weight is not in state_dict, as the "
+        "witness requires"
+    )
 
 
 def test_who_cannot_be_proven_is_told_how_to_go_on() -> None:

@@ -4,12 +4,14 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from one_line import refusal
 from project import PARAMS_FILE, set_params
 
+from minitrain.check import check as check_module
 from minitrain.check.inputs import (
     LONGEST,
     SHORTEST,
@@ -22,12 +24,14 @@ from minitrain.check.inputs import (
 from minitrain.cli import check
 from minitrain.cli.check import holds, in_words
 from minitrain.cli.main import run
+from minitrain.core.errors import RankError
 from minitrain.data.batches import IGNORE_INDEX
 
 pytestmark = pytest.mark.slow
 
 MODEL = """
 from types import SimpleNamespace
+from typing import NamedTuple
 import torch
 from beside import WIDTH
 
@@ -104,6 +108,26 @@ def of_one(width):
     return of_the_pipeline(SimpleNamespace(n_embd=width), 256)
 
 not_a_function = 3
+
+class Pair(NamedTuple):
+    x: torch.Tensor
+    y: torch.Tensor
+
+def pairs():
+    return [Pair(*batch) for batch in batches()]
+
+def fails():
+    raise ValueError("no data")
+
+def yields():
+    yield from batches()[:1]
+    raise ValueError("no more")
+
+def counts(batch):
+    raise KeyError("mask")
+
+def lazy():
+    return torch.nn.LazyLinear(3)
 """
 
 
@@ -153,6 +177,21 @@ def test_model_with_batches_and_a_loss(
     assert ladder["rungs"]["replay"]["verdict"] == "equal"
 
 
+def test_batches_of_a_type_of_the_models_file(model: str) -> None:
+    own = ["--batches", f"{model}:pairs", "--loss", f"{model}:loss"]
+    assert run(["check", f"{model}:linear", *own]) == 0
+
+
+def test_model_that_calls_a_collective_is_built_for_its_size(model: str) -> None:
+    Path("speaks.py").write_text(
+        "import torch\n\n"
+        "def build():\n"
+        "    torch.distributed.barrier()\n"
+        "    return torch.nn.Linear(3, 1)\n"
+    )
+    assert reading_for(find("speaks.py:build", "MODEL"), 8, None) == (3, LONGEST, "")
+
+
 def test_large_model_reads_short_lines_in_two_steps_unless_told(
     model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,13 +210,14 @@ def test_large_model_reads_short_lines_in_two_steps_unless_told(
     assert length_for(124_000_000, 8) == SHORTEST
 
 
-def test_lines_that_are_cut_short_have_unlike_lengths(tmp_path: Path) -> None:
+def test_lines_that_are_cut_have_different_lengths(tmp_path: Path) -> None:
     """Otherwise a mean of means would be the mean, and no check could tell."""
     path = tmp_path / "text.txt"
-    path.write_bytes(b"abcdefghijkl\n" * 4)
-    (batch,) = text_batches(path, 5, 1, longest=8)
-    lengths = (batch["labels"] != IGNORE_INDEX).sum(1)
-    assert lengths.tolist() == [8, 7, 6, 5, 8]
+    path.write_bytes(b"abcdefghijkl" * 6 + b"\n")
+    for longest in (8, LONGEST):
+        (batch,) = text_batches(path, 5, 1, longest)
+        lengths = (batch["labels"] != IGNORE_INDEX).sum(1)
+        assert lengths.tolist() == [longest - cut for cut in (0, 1, 2, 3, 0)]
 
 
 def test_model_whose_loss_is_no_mean_over_targets(
@@ -229,6 +269,29 @@ def test_all_strategies(
     assert f"; not compared with one process: {why}" in capsys.readouterr().out
 
 
+def test_strategy_that_fails_leaves_the_results_of_the_others(
+    model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tried(*, sync: str, **given: Any) -> Any:
+        if sync == "fsdp":
+            raise RankError("rank 0: ValueError: no")
+        return ladder_of(**given)
+
+    ladder_of = check_module.check_data_parallel
+    monkeypatch.setattr(check_module, "check_data_parallel", tried)
+    own = ["--batches", f"{model}:batches", "--loss", f"{model}:loss"]
+    every = [f"{model}:linear", *own, "--sync", "all"]
+    monkeypatch.setattr(check, "STRATEGIES", ("ddp", "fsdp"))
+    assert run(["check", *every, "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["strategies"]["ddp"]["verdict"] == "proven"
+    assert found["failed"] == {"fsdp": "rank 0: ValueError: no"}
+    assert found["refused"] == {}
+    monkeypatch.setattr(check, "STRATEGIES", ("fsdp",))
+    with pytest.raises(RankError, match="rank 0: ValueError: no"):
+        run(["check", *every])
+
+
 def test_factory_of_the_pipeline_serves_as_it_is(model: str) -> None:
     """It is given a fresh section, then that of params.yaml, then what --arg says."""
     built, tokens = find_factory(f"{model}:of_the_pipeline", {})
@@ -247,6 +310,8 @@ def test_factory_of_the_pipeline_serves_as_it_is(model: str) -> None:
     assert (built().head.in_features, tokens) == (4, 16)
 
 
+BATCHES = ("--batches", "my_model.py:batches")
+WITH_LOSS = ("--loss", "my_model.py:loss")
 OF_THE_PIPELINE = "my_model.py:of_the_pipeline"
 MISTAKES = [
     (["my_model.py"], "MODEL = 'my_model.py': must be FILE.py:NAME or module:NAME"),
@@ -290,10 +355,31 @@ MISTAKES = [
     ([OF_THE_PIPELINE, "--arg", "n_embd"], "--arg = 'n_embd': must be KEY=VALUE"),
     (["failing.py:raises"], "MODEL = 'failing.py:raises': ValueError: no"),
     (["failing.py:exits"], "MODEL = 'failing.py:exits': SystemExit: 0"),
+    (["my_model.py:build", "--batch-size", "0"], "--batch-size = 0: must be 1 or more"),
+    (
+        ["my_model.py:build", "--batches", "my_model.py:fails"],
+        "--batches = 'my_model.py:fails': ValueError: no data",
+    ),
+    (
+        ["my_model.py:linear", *WITH_LOSS, "--batches", "my_model.py:yields"],
+        "batches: ValueError: no more",
+    ),
+    (
+        ["my_model.py:linear", *BATCHES, *WITH_LOSS, "--count", "my_model.py:counts"],
+        "count(batch): KeyError: 'mask'",
+    ),
+    (["my_model.py:lazy"], "model: weight has no shape yet; it must not be lazy"),
+    (
+        ["my_model.py:build", "--sync", "wrong_sync:Own"],
+        "--sync = 'wrong_sync:Own': NameError: name 'Unknown' is not defined",
+    ),
+    (["my_model.py:build", "--sync", ".m:Own"], "--sync = '.m:Own': TypeError: "),
 ]
 
 
-def test_mistakes_are_one_line(model: str) -> None:
+def test_mistakes_are_one_line(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(Path.cwd())
+    Path("wrong_sync.py").write_text("class Own(Unknown):\n    pass\n")
     Path("broken.py").write_text("import sys; sys.exit(3)")
     Path("failing.py").write_text(
         "def raises():\n    raise ValueError('no')\n\n"
@@ -305,8 +391,11 @@ def test_mistakes_are_one_line(model: str) -> None:
 
 def test_strategy_that_takes_no_such_model_is_named() -> None:
     assert not holds({})
-    said = in_words({}, {"shm": "not on two hosts"}, 2.4)
+    said = in_words({}, {"shm": "not on two hosts"}, 2.4, {})
     assert said == "shm  not tried: not on two hosts\n2 s"
+    assert (
+        in_words({}, {}, 2.4, {"shm": "rank 0: no"}) == "shm  failed: rank 0: no\n2 s"
+    )
 
 
 def test_batches_of_a_text_by_hand(tmp_path: Path) -> None:
@@ -316,8 +405,8 @@ def test_batches_of_a_text_by_hand(tmp_path: Path) -> None:
     assert first["input_ids"].tolist() == [[97, 98, 0], [120, 121, 122]]
     assert first["labels"].tolist() == [[97, 98, IGNORE_INDEX], [120, 121, 122]]
     # a line is cut, and after the last one comes the first
-    assert second["input_ids"].shape == (2, LONGEST)
-    assert second["labels"][1].tolist() == [97, 98] + [IGNORE_INDEX] * (LONGEST - 2)
+    assert second["input_ids"].shape == (2, LONGEST - 2)
+    assert second["labels"][1].tolist() == [97, 98] + [IGNORE_INDEX] * (LONGEST - 4)
     assert second["labels"].dtype == torch.long
     path.write_text("a\nb\n")
     assert refusal(text_batches, path, 2, 2) == f"{path}: has no line of two bytes"

@@ -219,6 +219,27 @@ def test_a_buffer_that_counts_is_not_training() -> None:
     assert (rung.verdict, rung.detail) == ("breach", "0 of 1 tensors changed")
 
 
+@pytest.mark.parametrize(
+    ("scales", "verdict"),
+    [
+        ([4.0, 2.0, 1.0], "not run"),
+        # an overflow, and then steps that changed nothing
+        ([4.0, 2.0, 2.0], "breach"),
+        ([4.0], "breach"),
+        ([None, None], "breach"),
+    ],
+)
+def test_steps_that_the_scaler_skipped_train_nothing(
+    scales: list[float | None], verdict: str
+) -> None:
+    rows = [
+        {"kind": "tensors", "step": step, "rank": 0, "gradients": {"a": "g"}}
+        | {"parameters": {"a": "a0"}, "precision": scale and {"scale": scale}}
+        for step, scale in enumerate(scales)
+    ]
+    assert trained_rung(rows).verdict == verdict
+
+
 def train(**changes: Any) -> Train:
     return tiny_params(**({"learning_rate": DEFAULT_RATE} | changes)).train
 

@@ -32,6 +32,7 @@ from minitrain.proof.witness import gradients as judged
 from minitrain.proof.witness import optimizer as stepped
 from minitrain.proof.witness.corpus import Corpus
 from minitrain.proof.witness.examine import examine_batches
+from minitrain.proof.witness.passes import Computer
 from minitrain.proof.witness.record import Record, Task, compare, sha256
 from minitrain.train.config import RunConfig, config_of
 
@@ -575,6 +576,25 @@ def test_values_outside_the_state_are_drawn_from_the_seed_of_the_run(
     found = task.build()
     torch.manual_seed(params.train.seed)
     assert torch.equal(torch.rand(3), found)
+
+
+class Tied(Bigrams):
+    """An output layer with the weights of the embedding."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.LayerNorm(16))
+        self.head.weight = self.embedding.weight
+
+
+def test_tied_parameter_is_nudged_under_all_its_names() -> None:
+    trial = replace(make_run(steps=2), factory=Tied)
+    task, model = task_of(trial), Tied()
+    state = {name: t.detach().clone() for name, t in model.state_dict().items()}
+    record = Record([], [], {}, {})
+    moved = Computer(task, model, record, lambda step: None).nudged(state, 1)
+    assert torch.equal(moved["embedding.weight"], moved["head.weight"])
+    for name in ("head.weight", "hidden.weight"):
+        assert not torch.equal(moved[name], state[name])
 
 
 class WithTable(Bigrams):

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from one_line import refusal
 from subjects import MODELS, make_run
 from thorough import thorough_after
@@ -28,8 +29,9 @@ from minitrain.proof.bits import precision_rung
 from minitrain.proof.evidence import Evidence
 from minitrain.proof.replay import reduction_of
 from minitrain.sync.catalog import STRATEGIES, find_strategy, guarantees_of, name_of
-from minitrain.sync.explicit import Flat
+from minitrain.sync.explicit import Flat, ReduceScatter
 from minitrain.sync.guarantees import Defaults
+from minitrain.sync.sharded import _layers
 from minitrain.sync.stock import StockDDP
 from minitrain.sync.strategy import broadcast
 from minitrain.train.config import RunConfig
@@ -443,6 +445,55 @@ def test_overflow_on_one_rank_skips_the_step_on_all(name: str) -> None:
     none = [{"kind": "tensors", "step": 0, "rank": 0}]
     assert precision_rung(none, none).verdict == "breach"
     assert precision_rung([], []).verdict == "breach"
+
+
+class Blocks(nn.Module):
+    """Layers in nested containers, of which one is shared."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        own = (nn.Linear(3, 3) for _ in range(3))
+        self.pairs = nn.ModuleList([nn.ModuleList([next(own)]), nn.Dropout(0.0)])
+        self.named = nn.ModuleList([nn.ModuleDict({"layer": next(own)})])
+        self.shared = nn.ModuleList([next(own)] * 3)
+        self.head = nn.Linear(3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in (self.pairs[0][0], self.named[0]["layer"], *self.shared):
+            x = layer(x).tanh()
+        found: Tensor = self.head(x)
+        return found
+
+
+def test_layers_of_nested_containers_are_sharded_once() -> None:
+    model = Blocks()
+    found = list(dict.fromkeys(_layers(model)))
+    layers = model.pairs[0][0], model.pairs[1], model.named[0]["layer"], model.shared[0]
+    assert found == [*layers]
+    batches = [(torch.randn(8, 3), torch.randn(8, 1)) for _ in range(2)]
+    ladder = check_data_parallel(
+        Blocks,
+        batches,
+        loss=lambda model, batch: nn.functional.mse_loss(model(batch[0]), batch[1]),
+        sync="fsdp",
+        accept=("undecided",),
+    )
+    assert ladder.rungs["witness_gradients"].verdict == "within tolerance"
+
+
+@pytest.mark.filterwarnings("ignore:.* is deprecated:FutureWarning")
+@pytest.mark.parametrize("older", [False, True])
+def test_reduce_scatter_of_older_torch(
+    older: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if older:
+        monkeypatch.delattr(dist, "reduce_scatter_single", raising=False)
+        monkeypatch.delattr(dist, "all_gather_single", raising=False)
+    with distributed():
+        sync = ReduceScatter(nn.Linear(3, 1), Defaults())
+        flat = torch.arange(5.0)
+        sync.exchange(flat)
+    assert torch.equal(flat, torch.arange(5.0))
 
 
 def test_strategy_from_outside_that_is_right_or_wrong() -> None:

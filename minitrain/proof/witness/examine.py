@@ -109,6 +109,12 @@ def numbers(
     sampled, only batches and their slices are compared.
     """
     model = built(task)
+    kept = model.state_dict()
+    for name, _ in model.named_parameters():
+        # torch's checkpoint_wrapper renames them, for example
+        if name not in kept:
+            why = f"parameter {name} is not in state_dict, as the witness requires"
+            return {"witness_hashes": rung("not run", why)}
     found: dict[str, Rung] = {"witness_hashes": hashes_rung(task, model, record)}
     # the remaining rungs need a complete record
     if found["witness_hashes"]["verdict"] == "breach":

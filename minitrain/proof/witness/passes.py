@@ -194,15 +194,20 @@ class Computer:
         return one
 
     def nudged(self, state: State, seed: int) -> Tensors:
-        """Return a copy with every parameter moved one ULP up or down at random; with
-        ``seed`` 0 they are unchanged.
+        """Return a copy with every parameter moved one ULP up or down at random, a tied
+        one equally under all its names; with ``seed`` 0 they are unchanged.
         """
         chance, moved = torch.Generator().manual_seed(seed), dict(state)
-        for name, _ in self.own.named_parameters() if seed else ():
-            tensor = state[name]
-            sign = torch.randint(0, 2, tensor.shape, generator=chance) * 2.0 - 1
-            unit = torch.finfo(tensor.dtype).eps
-            moved[name] = (tensor.double() * (1 + unit * sign)).to(tensor.dtype)
+        known: dict[int, Tensor] = {}
+        named = self.own.named_parameters(remove_duplicate=False)
+        for name, parameter in named if seed else ():
+            if id(parameter) not in known:
+                tensor = state[name]
+                sign = torch.randint(0, 2, tensor.shape, generator=chance) * 2.0 - 1
+                unit = torch.finfo(tensor.dtype).eps
+                one = (tensor.double() * (1 + unit * sign)).to(tensor.dtype)
+                known[id(parameter)] = one
+            moved[name] = known[id(parameter)]
         return moved
 
     def _compute(
