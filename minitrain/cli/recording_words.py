@@ -218,9 +218,10 @@ def times_compared(found: "TimesCompared") -> str:
         steps += " (on different hosts)"
     if not found.differ:
         return f"time: no difference is seen: {steps}, noise {ms(found.noise_ms)}"
-    longer = found.b_ms / max(found.a_ms, LEAST_MS) - 1
+    ratio = found.b_ms / max(found.a_ms, LEAST_MS)
     most = [f"{PARTS[part]} {by:+.1f} ms" for part, by in found.parts.items()][:3]
-    what = f"{percent(abs(longer))} {'longer' if longer > 0 else 'shorter'}"
+    what = f"{percent(abs(ratio - 1))} {'longer' if ratio > 1 else 'shorter'}"
+    what = f"{ratio:.1f} times as long" if ratio > 2 else what
     which = f": {', '.join(most)}" if most else ""
     return f"time: {steps}, {what}{which} (noise {ms(found.noise_ms)})"
 
