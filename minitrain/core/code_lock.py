@@ -58,12 +58,5 @@ def lock_text(lock: Mapping[str, str]) -> str:
 
 def changed_since(root: Path, lock: Mapping[str, str]) -> list[str]:
     """Return the paths in ``lock`` whose code changed or is missing in ``root``."""
-
-    def is_changed(path: str, value: str) -> bool:
-        try:
-            return lock_of(root, [path]).get(path) != value
-        except (SyntaxError, ValueError):
-            # in the middle of an edit
-            return True
-
-    return [path for path, value in lock.items() if is_changed(path, value)]
+    now = lock_of(root, lock)
+    return [path for path, value in lock.items() if now.get(path) != value]

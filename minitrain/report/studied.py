@@ -80,13 +80,21 @@ def since_then(root: Path, origin: Json) -> str:
     code = origin.get("code")
     if not code:
         return "The code that measured it was not recorded."
-    changed = changed_since(root, code)
+    changed = [path for path in code if _is_changed(root, path, code[path])]
     if not changed:
         return f"None of its {len(code)} measured files has changed since."
     names = ", ".join(changed[:NAMED])
     more = f" and {len(changed) - NAMED} more" if len(changed) > NAMED else ""
     count = f"{len(changed)} of {len(code)} measured files"
     return f"Since then {count} changed: {names}{more}."
+
+
+def _is_changed(root: Path, path: str, lock: str) -> bool:
+    try:
+        return bool(changed_since(root, {path: lock}))
+    except (SyntaxError, ValueError):
+        # in the middle of an edit
+        return True
 
 
 @dataclass(frozen=True)

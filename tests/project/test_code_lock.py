@@ -16,6 +16,7 @@ from minitrain.core.code_lock import (
     read_lock,
     syntax_hash,
 )
+from minitrain.report.studied import since_then
 from studies.code_lock import LOCKS, OF_HARNESS, is_measured, locks_of
 
 STUDIES = sorted(file.parent for file in ROOT.glob("studies/*/dvc.yaml"))
@@ -51,9 +52,11 @@ def test_list_names_what_changed(tmp_path: Path) -> None:
     (tmp_path / "b.py").write_text(PROGRAM.replace("2 *", "3 *"))
     (tmp_path / "c.py").unlink()
     assert changed_since(tmp_path, lock) == ["b.py", "c.py"]
+    assert since_then(tmp_path, {"code": lock}).endswith("changed: b.py, c.py.")
     # in the middle of an edit
     (tmp_path / "a.py").write_text("def (")
-    assert changed_since(tmp_path, lock) == ["a.py", "b.py", "c.py"]
+    line = since_then(tmp_path, {"code": lock})
+    assert line.endswith("changed: a.py, b.py, c.py.")
     assert read_lock(tmp_path / "none.lock") == {}
 
 
