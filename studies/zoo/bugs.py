@@ -253,7 +253,13 @@ BUGS = [
         LATER,
         "not restored",
     ),
-    Bug(missing_broadcast, "documented contract of DDP", "ranks", 0, "other weights"),
+    Bug(
+        missing_broadcast,
+        "documented contract of DDP",
+        "ranks",
+        0,
+        "other start weights",
+    ),
     Bug(
         buffers_not_synchronized,
         "documented option of DDP",
@@ -270,7 +276,7 @@ BUGS = [
         STEPS_PER_EPOCH,
         "no new order",
     ),
-    Bug(another_data_seed, "documented trap of samplers", "data", 0, "reads other"),
+    Bug(another_data_seed, "documented trap of samplers", "data", 0, "other samples"),
     Bug(redundant_sync, "Lightning #4092", "reduced_once", 0, ""),
     Bug(
         unused_parameter,

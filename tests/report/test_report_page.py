@@ -238,7 +238,7 @@ def test_run_on_two_hosts_is_marked_wherever_it_is_named() -> None:
         True,
         False,
     )
-    assert "Everything except gloo-2 (2 hosts) was measured on one machine," in far
+    assert "Every run except gloo-2 (2 hosts) was measured on one machine," in far
 
 
 def write(path: Path, content: Any) -> None:
