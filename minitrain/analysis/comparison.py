@@ -122,7 +122,9 @@ class Rounds:
         return float(self._speeds[arm].median())
 
     def scaling(self) -> pd.DataFrame:
-        """Return rows of arm, processes, threads, tokens_per_s_p5, _p50 and _p95."""
+        """Return a row per arm (timed configuration): arm, processes, threads, and the
+        percentiles over the rounds, tokens_per_s_p5, _p50 and _p95.
+        """
         spread = self._speeds.quantile([0.05, 0.5, 0.95]).T
         spread.columns = pd.Index([f"tokens_per_s_{p}" for p in ("p5", "p50", "p95")])
         shapes = self._shapes.loc[spread.index]

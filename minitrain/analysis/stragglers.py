@@ -60,7 +60,7 @@ class Stragglers:
     ``lags`` lists all ranks, the slowest first. If it is empty, ``undecided`` is the
     reason as a clause, else None. ``others_wait_ms`` is how much longer the other ranks
     wait per step than the slowest; None if no rank is slow or waiting was not timed.
-    ``step_ms`` is the median of the plain steps, None without any.
+    ``step_ms`` is the median time of steps without extra measurements, or None.
     """
 
     lags: Sequence[Lag]

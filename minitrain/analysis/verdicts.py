@@ -119,7 +119,7 @@ def _no_witness(rungs: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def cause(name: str) -> int:
-    """Return the sort key of a failed check by its place in a step, causes first."""
+    """Return the sort key of check ``name``: data, losses, gradients, then others."""
     if name == LAST:
         return len(ORDER) + 1
     for number, parts in enumerate(ORDER):

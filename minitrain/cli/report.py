@@ -18,7 +18,7 @@ EXAMPLES = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the option to ``parser``."""
+    """Add the option ``--readme`` to ``parser``."""
     text = "rewrite the result in README.md"
     parser.add_argument("--readme", action="store_true", help=text)
 

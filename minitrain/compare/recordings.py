@@ -69,7 +69,7 @@ class RecordingsCompared:
 
     @property
     def same(self) -> bool:
-        """Return whether both are the same computation without alarms."""
+        """Return whether both agree, to the bit or within rounding, without alarms."""
         return self.verdict in SAME and not any(self.severe.values())
 
 

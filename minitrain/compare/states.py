@@ -75,7 +75,7 @@ class OnDisk(Mapping[str, Tensor]):
 @dataclass(frozen=True)
 class State:
     """Entries of a file or a folder by name; names of nested entries are joined by
-    dots. ``objects`` maps objects whose class was not imported to the class.
+    dots. ``objects``: the class path, by name, of Python objects, not unpickled.
     """
 
     tensors: Mapping[str, Tensor]

@@ -69,7 +69,7 @@ class OfIntegers(BaseModel):
 
 
 class Called(BaseModel):
-    """A call of a module in a forward pass: its name, inputs and outputs."""
+    """A module call in a forward pass: name, fingerprints of inputs and outputs."""
 
     module: StrictStr
     inputs: Print

@@ -75,11 +75,12 @@ def _short(tensors: Sequence[Tensor]) -> str:
 # with gradients it would keep tensors for a backward pass
 @torch.no_grad()
 def read(module: nn.Module, args: Any, options: Any) -> dict[str, Any]:
-    """Return what is recorded of the arguments of a forward pass: the results of
-    :func:`sample_digests` (``inputs``, ``beside``, ``unpadded``); the first without
-    labels (``unlabelled``; empty if no argument has such a name); if a number is
-    ``not_finite``; and an error that prevented this (``unread``). It is not raised:
-    inputs that cannot be read, such as nested tensors, must not end the run.
+    """Return what is recorded of the arguments of a forward pass: the three results of
+    :func:`sample_digests` (``inputs``, ``beside``, ``unpadded``); ``unlabelled``, the
+    first of these without arguments named like labels (empty if there are none);
+    ``not_finite``, true if a number is NaN or infinite; ``unread``, the error if the
+    inputs could not be read, else "". Such errors are not raised: unreadable inputs,
+    such as nested tensors, must not end the run.
     """
     found: dict[str, Any] = {"inputs": [], "beside": "", "unpadded": [], "unread": ""}
     found |= {"not_finite": False, "unlabelled": []}

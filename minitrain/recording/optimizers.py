@@ -103,8 +103,8 @@ class Stepped:
 
     def moments(self, names: Mapping[int, str]) -> dict[str, str]:
         """Return a hash of the optimizer's state of each parameter, by name (``names``
-        by ``id``); "" has all without a name. If ranks divide the state, as in
-        ZeroRedundancyOptimizer, only this rank's share. Collective for sharded state.
+        by ``id``); "" has all without a name. DTensors are gathered (collective); with
+        ZeroRedundancyOptimizer, only the parameters that this rank updates.
         """
         keeps: Any = self.optimizer
         if not keeps.state:
@@ -223,7 +223,7 @@ class Optimizers:
         self._known |= {id(p): weakref.ref(p) for p in parameters}
 
     def are_due(self, every: int) -> bool:
-        """Return true if any next step is to be recorded; also before the first one."""
+        """Return true if any optimizer's next step is recorded, or none has stepped."""
         stepped = self._stepped()
         at_work = [one for one in stepped if self.steps - one.last <= IDLE]
         return not stepped or any(one.is_due(every) for one in at_work)

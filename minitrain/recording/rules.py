@@ -181,7 +181,9 @@ def _since(rows: Rows, before: Rows | None, name: str) -> tuple[str, str]:
 
 
 def parted_at_the_end(ends: Rows, before: Sequence[Rows]) -> Iterable[Alarm]:
-    """Check that parameters are equal at the end, unless a difference was reported."""
+    """Yield an alarm if the final parameters of ranks differ, unless this was reported
+    for ``before``, the rows of the last recorded step of each optimizer.
+    """
     if not all("parameters" in end for end in ends):
         return
     name, ranks = _unlike(ends)

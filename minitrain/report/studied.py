@@ -129,7 +129,7 @@ class Ladder(Studied):
 
 
 class Expectation(StrEnum):
-    """Comparison of a measured all-reduce with the cost model."""
+    """Outcome of comparing a measured all-reduce with the cost model."""
 
     AS_EXPECTED = "as expected"
     NOT_TOLD_APART = "inconclusive"

@@ -117,8 +117,8 @@ def _newest_there(ours: Mapping[str, Any], source: Path, config: RunConfig) -> P
 
 
 def deal(kept: Sequence[Kept], mine: Sequence[int], rank: int) -> Kept:
-    """Return the state with which ``rank`` resumes as owner of the shards ``mine``.
-    ``kept`` has the state of each rank of the other run.
+    """Return the state that ``rank`` loads at the new world size to own the data shards
+    ``mine``. ``kept``: the state of each rank at the old world size.
     """
     like = kept[rank % len(kept)]
     # a rank with one shard uses the generators of its process instead of a stream

@@ -356,7 +356,7 @@ def _set(
 
 
 def built(task: Task) -> nn.Module:
-    """Build the model with a fixed seed, since it may draw values outside its state."""
+    """Build the model with a fixed seed, as random values may not be in its state."""
     seed_everything(0)
     return task.build()
 
