@@ -93,7 +93,7 @@ def recordings_in_words(found: "RecordingsCompared") -> str:
     )
     of = found.resumed
     resumed = [f"{of.side} resumes {of.other} at step {of.step}"] if of else []
-    lines += [f"no difference by itself: {line}" for line in (*resumed, *found.asides)]
+    lines += [f"expected difference: {line}" for line in (*resumed, *found.asides)]
     if found.verdict == "undecided" and found.first and found.first.twin_decides:
         lines.append(
             "to decide, record A with MINITRAIN_TWIN=1 into another folder and pass it "

@@ -1,7 +1,7 @@
 """Compare two states, two training runs, or two recordings of any loop.
 
 States are files of torch.save or .safetensors, folders of shards with an index, or of
-torch.distributed.checkpoint, ours or not; none is trusted to run code. Of other folders
+torch.distributed.checkpoint, of any origin: no code in them runs. Of other folders
 it compares file by file. Of two runs (folders such as data/runs/gloo-2) it compares the
 recorded steps of every rank, losses and final states, finds the first step that
 differs, names the probable cause, and judges by the tolerances of the equivalence
@@ -165,7 +165,7 @@ def runs_in_words(found: "RunsCompared") -> str:
         lines.append(f"{name}: {'; '.join(what_and_where)}")
     if found.world_sizes[0] != found.world_sizes[1]:
         sizes = " in A, ".join(map(str, found.world_sizes))
-        lines.append(f"no difference by itself: world_size: {sizes} in B")
+        lines.append(f"expected difference: world_size: {sizes} in B")
     if page := page_on(found.first if found.first_decides else None):
         lines.append(f"see {page}")
     return as_lines(lines)

@@ -54,7 +54,7 @@ def test_within_rounding(
         "same computation within rounding: 5 recorded steps and the end; gradients at "
     )
     assert second == "steps 0 to 10 and the end: ~~~~~~  (~ within rounding)"
-    assert third == "no difference by itself: world_size: 1 in A, 2 in B"
+    assert third == "expected difference: world_size: 1 in A, 2 in B"
 
 
 def test_different(runs: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -206,7 +206,7 @@ def test_two_processes_and_one_are_within_tolerance(
     assert run(["verify", str(clean), str(alone)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("within tolerance: 6 recorded steps of a rank")
-    assert lines[-1] == "no difference by itself: world_size: 2 in A, 1 in B"
+    assert lines[-1] == "expected difference: world_size: 2 in A, 1 in B"
 
 
 def test_rounding_is_not_why_two_runs_differ(copy: Path, alone: Path, capsys) -> None:

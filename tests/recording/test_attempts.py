@@ -76,7 +76,7 @@ def test_killed_rank_leaves_two_attempts(by: str, tmp_path: Path) -> None:
     assert show(run)["ended"]
     found = compare_recordings(run / "attempt-0", run)
     text = recordings_in_words(found)
-    assert "no difference by itself: B resumes A at step 6" in text
+    assert "expected difference: B resumes A at step 6" in text
     assert {step.mark for step in found.steps} == {"="}
     again = run_in(tmp_path, *record, "true", **more)
     assert again.returncode == 2
