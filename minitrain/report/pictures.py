@@ -58,7 +58,10 @@ def draw_account(
     height = 0.7 + 0.8 * len(runs)
     # space for the longest name, about a hundredth of the width per letter
     left = max(0.1, 0.02 + 0.0105 * max(map(len, runs), default=0))
-    figure, axes = canvas(height, title, right=0.97, left=left, head=0.65)
+    legend = _part_legend(accounts)
+    columns = 4 if len(legend) <= 8 else 3
+    head = 0.2 + 0.225 * -(-len(legend) // columns)
+    figure, axes = canvas(height, title, right=0.97, left=left, head=head)
     widest = max(map(_extent, accounts.values()), default=1.0)
     for row, account in enumerate(accounts.values()):
         _stack(axes, row, account, widest)
@@ -75,10 +78,10 @@ def draw_account(
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
     axes.legend(
-        handles=_part_legend(accounts),
+        handles=legend,
         loc="lower left",
         bbox_to_anchor=(-0.02, 1.0),
-        ncols=4,
+        ncols=columns,
         frameon=False,
         columnspacing=1.4,
         handlelength=1.0,

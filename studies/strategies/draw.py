@@ -9,6 +9,7 @@ from minitrain.core.errors import run_stage
 from minitrain.core.files import atomic_path, open_atomic, read_json
 from minitrain.core.provenance import measured_where, require_one_machine
 from minitrain.report.canvas import BLUE, ORANGE, canvas, save
+from minitrain.report.numbers import ms
 from minitrain.report.pictures import draw_account
 
 STUDY = Path(__file__).resolve().parent
@@ -31,9 +32,17 @@ def main() -> None:
     arms = [arm for arm in every if arm != CEILING]
     draw_speed(speeds, arms, list(runs))
     with atomic_path(STUDY / "account.png") as path:
-        draw_account(runs, "Where the time of a step goes", path)
+        draw_account(runs, account_title(runs), path)
     with open_atomic(STUDY / "table.md") as file:
         file.write(f"{measured_where(where)}\n\n{table(speeds, arms)}")
+
+
+def account_title(runs: dict[str, dict[str, float]]) -> str:
+    steps = {name: account["step_ms"] for name, account in runs.items()}
+    ends = min(steps, key=steps.__getitem__), max(steps, key=steps.__getitem__)
+    names = dict.fromkeys((ends[0], STOCK, ends[1]))
+    each = [f"{ms(steps[name])} with {name}" for name in names if name in steps]
+    return f"A step takes {', '.join(each)}"
 
 
 def draw_speed(
