@@ -31,18 +31,13 @@ def main() -> None:
     }
     arms = [arm for arm in every if arm != CEILING]
     draw_speed(speeds, arms, list(runs))
+    order = sorted(runs, key=lambda name: runs[name]["step_ms"])
+    names = dict.fromkeys((order[0], STOCK, order[-1]))
+    each = [f"{ms(runs[name]['step_ms'])} with {name}" for name in names]
     with atomic_path(STUDY / "account.png") as path:
-        draw_account(runs, account_title(runs), path)
+        draw_account(runs, f"A step takes {', '.join(each)}", path)
     with open_atomic(STUDY / "table.md") as file:
         file.write(f"{measured_where(where)}\n\n{table(speeds, arms)}")
-
-
-def account_title(runs: dict[str, dict[str, float]]) -> str:
-    steps = {name: account["step_ms"] for name, account in runs.items()}
-    ends = min(steps, key=steps.__getitem__), max(steps, key=steps.__getitem__)
-    names = dict.fromkeys((ends[0], STOCK, ends[1]))
-    each = [f"{ms(steps[name])} with {name}" for name in names if name in steps]
-    return f"A step takes {', '.join(each)}"
 
 
 def draw_speed(
