@@ -37,7 +37,7 @@ def main() -> None:
     load_params(Path("params.yaml"))
     for name in FOLDERS:
         shutil.rmtree(COPY / name, ignore_errors=True)
-        # of studies the code, by which the report tells whether it has changed
+        # of studies the code alone: the report states whether it has changed
         shutil.copytree(
             name, COPY / name, ignore=_results if name == "studies" else CACHE
         )

@@ -211,7 +211,7 @@ def test_large_model_reads_short_lines_in_two_steps_unless_told(
 
 
 def test_lines_that_are_cut_have_different_lengths(tmp_path: Path) -> None:
-    """Otherwise a mean of means would be the mean, and no check could tell."""
+    """Otherwise a mean of means would be the mean, and no check could see it."""
     path = tmp_path / "text.txt"
     path.write_bytes(b"abcdefghijkl" * 6 + b"\n")
     for longest in (8, LONGEST):
