@@ -96,6 +96,8 @@ def verdict_of(rungs: Mapping[str, Mapping[str, Any]]) -> tuple[RunVerdict, str]
         rests_on = "bit-identical to its replay; no witness supports it"
         if why := _no_witness(rungs):
             rests_on += f": {why}"
+    elif rungs.get("trained", {}).get("verdict") == "not run":
+        rests_on = f"no parameter changed: {rungs['trained']['detail']}"
     elif known and shown:
         rests_on = f"equal bits were not promised or not compared, but {seen}"
     return verdict, rests_on + _unseen(rungs)

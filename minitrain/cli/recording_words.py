@@ -145,7 +145,8 @@ def _modules(found: "RecordingsCompared") -> list[str]:
     line += f"{times} ({one.place} of {one.num} in order of execution): {much}"
     inputs = f"its inputs differ already: look at {one.within or 'the model'}"
     inputs = "its inputs agree" if one.same_inputs else inputs
-    inputs = "its inputs could not be read" if one.same_inputs is None else inputs
+    if one.same_inputs is None:
+        inputs = "its inputs cannot be compared (not read, or not finite)"
     weights = "" if one.same_weights else ", its weights have other bits before"
     return [f"{line}; {inputs}{weights}"]
 

@@ -249,7 +249,7 @@ def asides_of(a: Recording, b: Recording, steps: Sequence[StepCompared]) -> list
     if _unlike_names(first_a, first_b):
         said.append("start weights: other bits")
     if _also_in(a) & _also_in(b) and any(step.mark in "~?" for step in steps):
-        said.append("also: its modules are compared only while all bits are equal")
+        said.append("modules given by `also` may differ: only equal bits are compared")
     if a.world_size == b.world_size:
         for side, recording in (("A", a), ("B", b)):
             said += _divided(side, recording)

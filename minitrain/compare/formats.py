@@ -69,7 +69,8 @@ class Inert:
         return isinstance(other, Inert) and repr(self) == repr(other)
 
     def __hash__(self) -> int:
-        return hash(self.path)
+        # not of the path alone: keys of one class would all collide
+        return hash(repr(self))
 
     def __getattr__(self, name: str) -> Any:
         for held in vars(self).get("held", ()):

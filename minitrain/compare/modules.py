@@ -22,7 +22,7 @@ class ModulesCompared:
     It is the ``place``-th of ``num`` calls and the ``call``-th of this module.
     ``share``: the distance of the outputs as a share of their size, infinity if one run
     has none. ``same_inputs``: within rounding, or to the bit if ``share`` is within
-    rounding; None if they could not be read. ``same_weights``: to the bit. ``within``:
+    rounding; None if they cannot be compared. ``same_weights``: to the bit. ``within``:
     the innermost module around it with the same inputs, or "". ``ranks``: the ranks
     that differ, empty for all.
     """

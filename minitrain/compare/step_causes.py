@@ -245,8 +245,12 @@ def buffers_unlike(place: StepPair, exact: bool) -> Difference | None:
     for rank, _ in place.pairs:
         a, b = place.a[rank]["buffers"], place.b[rank]["buffers"]
         for name in {**a, **b}:
-            share = share_apart(a.get(name), b.get(name))
-            share = math.inf if exact and math.isnan(share) else share
+            x, y = a.get(name), b.get(name)
+            share = share_apart(x, y)
+            # infinities may be a mask's, NaN is no usual value
+            is_nan = any(one and math.isnan(one.get("norm", 0.0)) for one in (x, y))
+            if math.isnan(share) and (exact or is_nan):
+                share = math.inf
             if share > (0.0 if exact else place.limits.coarse):
                 far.setdefault(name, {})[rank] = share
     if not far:

@@ -171,7 +171,7 @@ def trained_rung(run: Rows) -> Rung:
     trained = first["gradients"]
     moved = [name for name in trained if first["parameters"][name] != last[name]]
     if not moved and _all_overflowed(tensors):
-        return not_run("every recorded step overflowed")
+        return not_run("every recorded step after the first overflowed")
     detail = f"{len(moved)} of {len(trained)} tensors changed"
     if moved and len(moved) < len(trained):
         still = [name for name in trained if name not in moved]

@@ -95,8 +95,8 @@ def own_rungs(
 
 def _unshared(run: Evidence) -> list[Tensors]:
     # one memory holds the parameters, but each rank has buffers of its own
-    names = {n for row in hashes_of(run.rows).values() for n in row["parameters"]}
-    return [{n: t for n, t in state.items() if n not in names} for state in run.states]
+    names = {n for row in hashes_of(run.rows).values() for n in row["buffers"]}
+    return [{n: t for n, t in state.items() if n in names} for state in run.states]
 
 
 def _against_replay(run: Evidence, replay: Evidence, precision: str) -> Rungs:

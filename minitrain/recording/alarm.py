@@ -114,6 +114,8 @@ def unlike(values: Sequence[Hashable]) -> list[int]:
     """Return the ranks whose value is not the most frequent one (of several such, the
     first); empty if all are equal. ``values``: one per rank, at least one.
     """
+    if values.count(values[0]) == len(values):
+        return []
     # max and Counter keep the order of the ranks
     counts = Counter(values)
     usual = max(counts, key=lambda value: counts[value])

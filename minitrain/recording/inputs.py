@@ -1,6 +1,7 @@
 """Digests of the inputs of a forward pass, and of states of random generators."""
 
 import inspect
+import json
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -140,8 +141,10 @@ class Generators:
 
 def _states_of_others() -> dict[str, str]:
     numpy: Any = np.random.get_state(legacy=False)
-    states = {"NumPy": str(numpy["state"]), "random": str(random.getstate()[1])}
-    return {name: _hex(state.encode()) for name, state in states.items()}
+    states = {"NumPy": numpy["state"], "random": random.getstate()[1]}
+    # str() of NumPy's array would take milliseconds
+    texts = {n: json.dumps(s, default=np.ndarray.tolist) for n, s in states.items()}
+    return {name: _hex(text.encode()) for name, text in texts.items()}
 
 
 def _hex(state: Any) -> str:

@@ -99,6 +99,8 @@ def test_ranks_and_bits_may_be_missing() -> None:
     assert verdict_of(proven() | {"ranks": rung("not run", "")})[0] == "undecided"
     none = "no bit-exact replay and no independent check"
     assert verdict_of({}) == ("undecided", none)
+    found = verdict_of(proven() | {"trained": rung("not run", "all overflowed")})
+    assert found == ("undecided", "no parameter changed: all overflowed")
     bits = {name: rung("not run") for name in BITS}
     verdict, rests_on = verdict_of(proven() | bits)
     assert verdict == "undecided"

@@ -1,8 +1,6 @@
 """The arms of the speed comparison, and the timing of a turn."""
 
 import hashlib
-import json
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tiny import tiny_params, tiny_samples, tiny_shards
+from tiny import tiny_params, tiny_samples
 from torch import Tensor
 
 from minitrain.bench import arms
@@ -27,7 +25,6 @@ from minitrain.bench.arms import (
 from minitrain.bench.ledger import CollectiveLedger
 from minitrain.comm.groups import distributed
 from minitrain.core.errors import UserError
-from minitrain.core.load import Usage, load_of
 from minitrain.core.params import Params
 from minitrain.data.order import GlobalOrder
 from minitrain.data.text import VOCAB_SIZE
@@ -37,7 +34,6 @@ from minitrain.sync.catalog import PLAIN, find_strategy
 from minitrain.sync.stock import StockDDP
 from minitrain.sync.strategy import Strategy
 from minitrain.train.observer import StepObserver
-from stages import baseline as baseline_stage
 
 STEPS = 2
 
@@ -192,22 +188,6 @@ def test_arms_communicate_or_do_not_as_their_names_say(shards: Path) -> None:
         assert size == (0 if silent else gradients), name
         # each rank with its own shard, or all with the mean
         assert (state != other) is silent, name
-
-
-def be_the_stage(folder: Path) -> None:
-    os.chdir(folder)
-    few = params(1)
-    baseline = few.baseline.model_copy(update={"num_rounds": 2})
-    baseline_stage.be_a_rank(few.model_copy(update={"baseline": baseline}), "test")
-
-
-def test_stage_notes_what_the_machine_did_meanwhile(tmp_path: Path) -> None:
-    tiny_shards(tmp_path / "data/shards", 1)
-    launch(be_the_stage, 1, tmp_path, timeout_s=120)
-    origin = json.loads((tmp_path / "data/baseline/provenance.json").read_text())
-    nothing = load_of([Usage.now().since(Usage.now())])
-    assert origin["load"].keys() == nothing.keys()
-    assert (tmp_path / "data/baseline/rounds.csv").exists()
 
 
 class Counting(Contestant):

@@ -26,7 +26,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from minitrain.cli.main import run
 from minitrain.comm.groups import distributed
-from minitrain.compare.formats import METADATA
+from minitrain.compare.formats import METADATA, Inert
 from minitrain.compare.state_diff import compare_folders, compare_states
 from minitrain.compare.states import NAMED, State, read_state
 from minitrain.harness.launcher import launch
@@ -100,6 +100,13 @@ def test_distributed_checkpoint(tmp_path: Path, plain: Path) -> None:
     other = {**STATE, "w": STATE["w"] + 1}
     again = distcp(tmp_path / "other", {"model": other})
     assert not compare_states(read_state(again), read_state(plain)).equal
+
+
+def test_keys_of_one_class_do_not_collide() -> None:
+    """The metadata of many tensors is a dict of such keys."""
+    keys = [Inert({"fqn": name}) for name in "aab"]
+    assert keys[0] == keys[1]
+    assert hash(keys[0]) == hash(keys[1]) != hash(keys[2])
 
 
 @pytest.mark.parametrize("num_groups", [1, 2])

@@ -158,7 +158,10 @@ def test_inputs_that_were_not_read_are_not_called_different(tmp_path: Path) -> N
     alter(paths[1], 0, unread)
     found = compare_recordings(*paths)
     assert named(found) == ("blocks.3.attn", 16, 1, None)
-    assert "; its inputs could not be read\n" in recordings_in_words(found)
+    assert (
+        "; its inputs cannot be compared (not read, or not finite)\n"
+        in recordings_in_words(found)
+    )
 
 
 def test_outputs_of_which_both_runs_have_infinities_are_not_different() -> None:

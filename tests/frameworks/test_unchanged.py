@@ -23,8 +23,10 @@ from project import ROOT
 from thorough import thorough_after
 from torch import nn
 
+from minitrain.recording import rows
 from minitrain.recording import unchanged as unchanged_script
 from minitrain.recording.format import read_recording
+from minitrain.recording.recorder import Recorder
 
 
 def unchanged(name: str, folder: Path) -> Path:
@@ -129,6 +131,23 @@ def test_training_that_cannot_be_recorded_is_one_line_and_goes_on(
     lines = [one for one in done.stderr.splitlines() if one.startswith("minitrain")]
     assert len(lines) == 1, lines
     assert lines[0].startswith(f"minitrain: nothing is recorded: {line}")
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_rank_does_not_go_on_while_others_wait_for_its_shards(
+    sharded: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(_: object) -> None:
+        raise PermissionError("a folder on this host")
+
+    monkeypatch.setattr(Recorder, "start", full)
+    monkeypatch.setattr(rows, "is_sharded", lambda model: sharded)
+    if sharded:
+        with pytest.raises(PermissionError):
+            unchanged_script._record(nn.Linear(2, 2), {"folder": "run"})
+    else:
+        unchanged_script._record(nn.Linear(2, 2), {"folder": "run"})
+        assert "nothing is recorded: PermissionError" in capsys.readouterr().err
 
 
 PARTED = """

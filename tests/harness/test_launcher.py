@@ -1,6 +1,8 @@
 """Ranks from plain Python: results, failures, time limits, and cleanup."""
 
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -81,6 +83,28 @@ def test_script_without_main_guard(tmp_path: Path) -> None:
     script.write_text(SCRIPT)
     done = run_python(script)
     assert done.stdout == "[1, 11]\n", done.stderr
+
+
+# a module of the working folder, imported as pytest's importlib mode does
+IMPORTED = """
+import importlib.util, sys
+sys.path = [entry for entry in sys.path if entry]
+spec = importlib.util.spec_from_file_location("mine", "mine.py")
+sys.modules["mine"] = mine = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(mine)
+from minitrain.harness.launcher import launch
+print(launch(mine.answer, 1))
+"""
+
+
+def test_working_folder_has_modules_and_hides_none(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def answer():\n    return 42\n")
+    (tmp_path / "json.py").write_text("raise SystemExit('not this one')\n")
+    command = [sys.executable, "-P", "-c", IMPORTED]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=GENEROUS_S
+    )
+    assert done.stdout == "[42]\n", done.stderr
 
 
 def only_the_last_sleeps() -> None:

@@ -89,9 +89,10 @@ def test_ranks_whose_collectives_differ_are_named_with_what_each_does(how: str) 
     assert {rank for rank, _, _ in each} == {"0", "1"}, line
 
 
-# fault in the last rank, world size, and its report; for an exception see
-# test_torchrun.py
+# fault in the last rank, world size, and its report
 ENDS = [
+    ("raises", 2, OF_THE_LAST["raises"]),
+    ("mistakes", 2, "params.yaml: b = 3: must be 4"),
     ("exits 3 beside one that stops", 2, OF_THE_LAST["exits 3"]),
     ("leaks a process beside one that leaves", 2, OF_THE_LAST["is killed"]),
     ("exits 0 beside one that sleeps", 2, OF_THE_LAST["exits 0"]),
@@ -101,7 +102,7 @@ ENDS = [
 ]
 
 
-@pytest.mark.parametrize(("how", "world_size", "said"), thorough_after(2, ENDS))
+@pytest.mark.parametrize(("how", "world_size", "said"), thorough_after(4, ENDS))
 def test_torchrun_ends_with_one_line(
     how: str, world_size: int, said: str, tmp_path: Path
 ) -> None:
@@ -115,7 +116,8 @@ def test_torchrun_ends_with_one_line(
     )
     # the rank that receives more than it expects is the one that aborts
     rank = 0 if how == "sums more" else world_size - 1
-    line = f"error: {NAME.format(rank)}{said}\n"
+    name = "" if how == "mistakes" else NAME.format(rank)
+    line = f"error: {name}{said}\n"
     assert done.returncode == 2
     assert re.fullmatch(line, done.stderr), done.stderr
     assert not [p.pid for p in psutil.process_iter() if marked(p, str(tmp_path))]

@@ -5,10 +5,8 @@ import re
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
-from typing import Any
 
-from project import PARAMS_FILE, ROOT, run_python
-from ruamel.yaml import YAML
+from project import ROOT, run_python
 
 from studies.import_graph import direct_imports
 
@@ -153,31 +151,6 @@ def test_packages_import_and_guarantees_are_known_without_torch() -> None:
     )
     done = run_python("-c", code)
     assert done.stdout == "False\n", done.stderr
-
-
-def tracked_by(stage: dict[str, Any]) -> set[str]:
-    """Keys and sections of params.yaml that ``stage`` follows."""
-    listed = stage.get("params", [])
-    files = [one for one in listed if not isinstance(one, str)]
-    keys = {key for file in files for key in file["params.yaml"]}
-    return keys | {one for one in listed if isinstance(one, str)}
-
-
-def test_every_parameter_is_tracked_by_a_stage() -> None:
-    """Except checkpoints and the launch, which change no result."""
-    yaml = YAML(typ="safe")
-    params = yaml.load(PARAMS_FILE.read_text())
-    stages = yaml.load((ROOT / "dvc.yaml").read_text())["stages"].values()
-    tracked = {key for stage in stages for key in tracked_by(stage)}
-    for section, values in params.items():
-        for key in values:
-            name = f"{section}.{key}"
-            untracked = section not in tracked and name not in tracked
-            assert untracked == (section in ("checkpoint", "launch")), name
-    for key in tracked:
-        section, _, name = key.partition(".")
-        assert section in params, key
-        assert not name or name in params[section], key
 
 
 def test_the_loop_is_short_enough_to_be_read_aloud() -> None:

@@ -194,47 +194,6 @@ def test_second_repro_runs_nothing_and_results_fit_a_terminal(
     assert max(map(len, lines)) <= 80
 
 
-# files that the report reads, of which so many last lines are missing (0: a fifth), and
-# the reason that is given
-DAMAGES = [
-    ("data/runs/gloo-2/losses.csv", 1, r"not one row for each of \d+ steps"),
-    ("data/baseline/rounds.csv", 0, "not 5 rounds"),
-    ("data/baseline/provenance.json", 1, ""),
-    ("data/shards/world-2/index.json", 1, ""),
-    ("metrics/account.csv", 1, "no row of gloo-2, rank 1, optimizer_ms"),
-    ("metrics/equivalence.json", 1, ""),
-    ("metrics/zoo.json", 1, ""),
-]
-
-
-@pytest.mark.pipeline
-def test_report_names_a_damaged_file(stages_by_fork: str, twins: list[Path]) -> None:
-    """For files between other stages see tests/project/test_stage_faults.py."""
-    for file, lost, said in DAMAGES:
-        path = twins[1] / file
-        whole = path.read_bytes()
-        lines = whole.splitlines(keepends=True)
-        path.write_bytes(b"".join(lines[: -(lost or len(lines) // 5)]))
-        done = run_stages(stages_by_fork, twins[1], [["report"]])
-        path.write_bytes(whole)
-        assert done.code == 2, (file, done.output)
-        (line,) = done.output.splitlines()
-        start = rf"error: {file}: damaged, or not of this version \("
-        assert re.match(rf"{start}.*{said}", line), line
-
-
-# packages whose changes must not rerun training or measurement
-TRAINS = {"train", "train_nccl", "replay", "baseline"}
-LEAVES_TRAINING_ALONE = ("analysis", "report", "cli", "compare", "check", "harness")
-
-
-def test_what_is_no_part_of_training_trains_nothing() -> None:
-    for package in LEAVES_TRAINING_ALONE:
-        assert (ROOT / "minitrain" / package).is_dir()
-        for name in TRAINS:
-            assert f"minitrain/{package}" not in STAGES[name]["deps"]
-
-
 def test_table_of_what_reruns_is_that_of_the_pipeline() -> None:
     keys = {f"{section}.{key}" for section in PARAMS for key in PARAMS[section]}
     sources = {dep for stage in STAGES.values() for dep in stage["deps"]}
@@ -261,37 +220,6 @@ def watched(stage: dict[str, Any]) -> Iterator[str]:
     for one in listed:
         for name in one["params.yaml"] if isinstance(one, dict) else [one]:
             yield from [f"{name}.{key}" for key in params.get(name, [])] or [name]
-
-
-MODEL_WITH_NEIGHBOR = """
-from minitrain.model.gpt import mini_gpt
-from width import widened
-
-def make(params, vocab_size):
-    return mini_gpt(widened(params), vocab_size)
-"""
-BUILT = ("train@2", "replay@2", "verify@2")
-WIDENED = "def widened(p): return p.model_copy(update={'n_embd': 2 * p.n_embd})\n"
-
-
-@pytest.mark.pipeline
-def test_neighbor_of_the_model_file_is_imported_and_tracked(
-    stages_by_fork: str, tmp_path: Path
-) -> None:
-    mine = {"model.file": "mine/net.py", "model.deps": "mine", "model.factory": "make"}
-    folder = copy_project(tmp_path / "copy", mine)
-    stages_in_forks(folder, stages_by_fork)
-    (folder / "mine").mkdir()
-    (folder / "mine/net.py").write_text(MODEL_WITH_NEIGHBOR)
-    (folder / "mine/width.py").write_text(WIDENED)
-    # ranks under torchrun, the replay and the witness all build the model
-    code, output = run_dvc(folder, "repro", "verify@2")
-    assert code == 0, output
-    evidence = read_json(folder / "data/evidence/gloo-2/evidence.json")
-    assert evidence["rungs"]["witness_gradients"]["verdict"] == "within tolerance"
-    (folder / "mine/width.py").write_text(WIDENED.replace("2 *", "4 *"))
-    code, output = run_dvc(folder, "status", *BUILT)
-    assert [stage for stage in BUILT if f"{stage}:" not in output] == []
 
 
 @pytest.mark.pipeline

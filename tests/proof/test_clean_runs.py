@@ -60,3 +60,4 @@ def test_clean_run_is_proven(run: RunConfig, world_size: int) -> None:
     torch.manual_seed(0)
     ladder = examine(run, world_size, timeout_s=60)
     assert ladder.verdict == "proven", str(ladder)
+    assert ladder.divergence is None

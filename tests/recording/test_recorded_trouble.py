@@ -4,11 +4,6 @@ must not be trouble of the run.
 
 import json
 import os
-import re
-import signal
-import subprocess
-import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,12 +11,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from project import ROOT
-from recorded_loops import Net, batch, loop, loss_of, state_bytes, steps_of, train_alone
-from thorough import thorough_after
+from recorded_loops import Net, batch, loop, loss_of, state_bytes, steps_of
 from torch import Tensor, nn
 from torch.func import functional_call
-from waiting import GENEROUS_S, wait_for
 
 import minitrain
 from minitrain.comm.groups import distributed, wrap_for_ddp
@@ -327,74 +319,3 @@ def test_what_was_heard_is_written_though_an_error_ends_the_run(tmp_path: Path) 
     one = read_recording(tmp_path).ranks[0]
     # that a tensor is in no optimizer is a note: it ends nothing
     assert [(row["kind"], row["step"]) for row in one.alarms] == [("note", 1)]
-
-
-@pytest.mark.real_launch
-def test_a_rank_that_does_not_come_is_named_by_one_that_did(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    minitrain.launch(slow_first_rank, 2, tmp_path)
-    alarms = read_recording(tmp_path).ranks[1].alarms
-    alarms = [row for row in alarms if row["rule"] == "ranks"]
-    assert [row["ranks"] for row in alarms] == [[0]]
-    assert capfd.readouterr().err.count(alarms[0]["line"]) == 1
-
-
-def shorten(recorder: Any, limit_s: float) -> None:
-    """Set the limit after which a rank is missed, once all are connected."""
-    recorder._timeout_s = recorder._watch.timeout_s = limit_s
-
-
-def slow_first_rank(folder: Path) -> None:
-    """No collective keeps the ranks together here; one waits until it is missed."""
-    told = folder / "rank-1.jsonl"
-    with distributed() as (rank, _):
-        torch.manual_seed(0)
-        model = Net()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-        def late(step: int) -> None:
-            if step == 0:
-                shorten(recorder, 4)
-            if step == 2 and rank == 0:
-                wait_for(lambda: re.findall('"rule": ?"ranks"', told.read_text()), 1)
-
-        recorder = minitrain.record(model, optimizer, folder, timeout_s=GENEROUS_S)
-        with recorder:
-            loop(model, optimizer, 5, rank=rank, after=late)
-
-
-LOOP = """
-import sys
-from pathlib import Path
-sys.path.insert(0, "tests/support")
-import torch
-from recorded_loops import train_alone
-torch.set_num_threads(1)
-train_alone(Path(sys.argv[1]), num_steps=100_000)
-"""
-
-
-@pytest.mark.parametrize("moment", thorough_after(1, [1, 0, 4]))
-def test_a_run_that_was_killed_leaves_its_last_whole_step(
-    tmp_path: Path, moment: int
-) -> None:
-    folder = tmp_path / "killed"
-    with subprocess.Popen([sys.executable, "-c", LOOP, folder], cwd=ROOT) as process:
-        path = folder / "rank-0.jsonl"
-        while not path.exists() or path.stat().st_size < 10_000 * moment:
-            assert process.poll() is None
-        time.sleep(0.0007 * moment)
-        process.kill()
-        assert process.wait() == -signal.SIGKILL
-    whole = path.read_bytes().count(b"\n")
-    if whole == 0:
-        with pytest.raises(UserError, match="nothing recorded"):
-            read_recording(folder)
-        return
-    one = read_recording(folder).ranks[0]
-    assert one.end is None
-    assert len(one.steps) == whole - 1
-    steps = [row["step"] for row in one.steps.values()]
-    train_alone(tmp_path / "whole", num_steps=max(steps, default=-1) + 1)
-    assert read_recording(tmp_path / "whole").ranks[0].steps == one.steps

@@ -165,6 +165,13 @@ FAULTS: dict[str, Any] = {
     "note: not held, tensor x: ... copies of them are trained": step(
         not_held=["x"], groups=OF_OTHERS, before={"x": "1"}, last=UNMOVED
     ),
+    # or a warmup from a learning rate of 0 has moved nothing
+    "note: not held, tensor x: ... copies of them are trained, as": step(
+        not_held=["x"],
+        groups=OF_OTHERS,
+        before={"x": "0"},
+        last=before(parameters={"x": {"hash": "0"}}, lr=[0.0]),
+    ),
     "not held, tensor x: ... holds no parameter of the model": step(
         not_held=["x"], groups=OF_OTHERS, before={"x": "0"}, last=UNMOVED
     ),

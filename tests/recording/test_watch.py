@@ -6,7 +6,8 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
+from io import StringIO
 from itertools import count
 from typing import Any
 
@@ -180,8 +181,8 @@ def test_a_rank_that_does_not_come_is_named_after_the_timeout() -> None:
     assert line.startswith("note note: step 1: ranks, rank 1: did not come to the end")
 
 
-def judge_is_late() -> list[str]:
-    with heard(TIMEOUT_S) as one:
+def judge_is_late() -> tuple[list[str], str]:
+    with redirect_stderr(StringIO()) as printed, heard(TIMEOUT_S) as one:
         one.send(0)
         if one.rank == 1:
             one.send(1)
@@ -189,12 +190,15 @@ def judge_is_late() -> list[str]:
         dist.barrier()
         if one.rank == 0:
             one.send(1)
-        return one.look()
+        return one.look(), printed.getvalue()
 
 
 def test_a_rank_is_named_though_it_is_the_one_that_judges() -> None:
     named = "rank 0: did not come to step 1 within 1 s; last heard of: step 0"
-    assert launch(judge_is_late, 2) == [[], [f"alarm step 1: ranks, {named}"]]
+    (lines, printed), (found, told) = launch(judge_is_late, 2)
+    assert (lines, found) == ([], [f"alarm step 1: ranks, {named}"])
+    # by the first rank that is there
+    assert (printed.count(named), told.count(named)) == (0, 1)
 
 
 def sends_and_does_not_look() -> list[str]:

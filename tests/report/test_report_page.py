@@ -326,6 +326,9 @@ def test_study_says_what_changed_since(project: Path) -> None:
         ("data/runs/gloo-2/provenance.json", '"sync"', '"s"', "json: damaged.*no sync"),
         ("metrics/account.csv", "20.0,", "2o.0,", "account.csv: damaged"),
         ("data/baseline/rounds.csv", "gloo-2,", "gloo-3,", "every arm needs at le"),
+        ("data/baseline/rounds.csv", "\n4,", "\n3,", "rounds.csv: dam.*not 18 rounds"),
+        ("data/runs/gloo-2/losses.csv", "\n7,", "\n8,", "not one row for each of "),
+        ("metrics/account.csv", "optimizer_ms", "o", "no row of g.*, optimizer_ms"),
     ],
 )
 def test_damaged_files_are_one_line(

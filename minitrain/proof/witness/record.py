@@ -235,7 +235,7 @@ def _state_is_wrong(model: nn.Module, record: Record, digest: Digest) -> str:
     if record.state.keys() != state.keys():
         return "the final state is from a different model"
     for key, tensor in record.tensors.items():
-        if not _fits(key, tensor, state):
+        if not _fits(key, tensor, state, parameters):
             return f"{key} does not have the model's shape and type"
     for name, tensor in record.of(record.steps()[-1], "after").items():
         if digest(record.state[name]) != digest(tensor):
@@ -243,7 +243,12 @@ def _state_is_wrong(model: nn.Module, record: Record, digest: Digest) -> str:
     return ""
 
 
-def _fits(key: str, tensor: Tensor, state: Mapping[str, Tensor]) -> bool:
+def _fits(
+    key: str,
+    tensor: Tensor,
+    state: Mapping[str, Tensor],
+    parameters: Mapping[str, Tensor],
+) -> bool:
     # moments have no hashes, and must be of a shape that can be compared
     kind, _, name = key.partition("/")[2].partition("/")
     if kind == "moments":
@@ -253,7 +258,8 @@ def _fits(key: str, tensor: Tensor, state: Mapping[str, Tensor]) -> bool:
     if name not in state or tensor.shape != state[name].shape:
         return False
     if kind in ("before", "after", "state"):
-        return tensor.dtype == state[name].dtype
+        # a forward pass may assign a buffer of another type
+        return name not in parameters or tensor.dtype == state[name].dtype
     return tensor.is_floating_point() or tensor.is_complex()
 
 
