@@ -120,10 +120,9 @@ def launch(
 
 
 def _start(environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    here = os.getcwd()
-    # the working folder is last, as a file of it must not hide a module
-    path = os.pathsep.join([*(entry or here for entry in sys.path), here])
+    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     return subprocess.Popen(
+        # -P: a file of the working folder must not hide a module
         [sys.executable, "-P", "-m", "minitrain.harness.rank"],
         env={**os.environ, **environment, "PYTHONPATH": path},
         stdin=subprocess.DEVNULL,

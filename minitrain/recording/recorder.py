@@ -328,6 +328,11 @@ class Recorder:
             raise
         return watch
 
+    def is_awaited(self) -> bool:
+        """Return true if all ranks have begun, and wait for each other's shards."""
+        has_all = self._watch is not None and self._watch.has_all
+        return has_all and rows.is_sharded(self._inner)
+
     def _listen_no_more(self) -> None:
         self._state = "ended"
         self._optimizers.stop()

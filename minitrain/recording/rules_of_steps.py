@@ -297,9 +297,10 @@ def not_held(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
         holds_none = bool(groups) and not any(group["parameters"] for group in groups)
         was = hashes(before[0], "parameters") if before else {}
         now = rows[0]["before"]
-        rate = max(before[0]["lr"], default=0.0) if before else 0.0
-        severe = holds_none and bool(now) and rate > ROUNDED
-        severe = severe and now.items() <= was.items()
+        rates = before[0]["lr"] if before else []
+        # a warmup from 0 moves no copy either
+        moves = any(rates) or not rates
+        severe = holds_none and bool(now) and moves and now.items() <= was.items()
         if holds_none:
             what = f"the optimizer holds no parameter of the model ({len(names)})"
             cause = "copies of them are trained, as master weights are"

@@ -53,17 +53,17 @@ def prepare() -> None:
 
 
 def _record(model: nn.Module, settings: dict[str, Any]) -> None:
+    recorder = None
     try:
         from minitrain.recording.recorder import Recorder
-        from minitrain.recording.rows import is_sharded
 
         recorder = Recorder(model, None, **settings)
         recorder.start()
         recorder.begin()
     # any error: the training goes on without a recording
     except Exception as error:
-        if not isinstance(error, UserError) and is_sharded(model):
-            # the other ranks wait for its shards, which they hash
+        is_ours = not isinstance(error, UserError)
+        if is_ours and recorder is not None and recorder.is_awaited():
             raise
         kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
         text = " ".join(f"{kind}{error}".split())

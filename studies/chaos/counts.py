@@ -7,7 +7,7 @@ import pandas as pd
 from faults import FAULTS
 from runs import Trial
 
-MISSED = ("nobody", "no checkpoint")
+MISSED = ("no process", "no checkpoint")
 
 
 def summary(trials: list[Trial]) -> dict[str, Any]:

@@ -40,9 +40,9 @@ def signal_one(number: Signals, *roles: str) -> Callable[[World], str]:
         sometime(world, 0.9 if "dvc" in roles else 0.4)
         found = [p for p, role in processes(world.mark).items() if role in roles]
         if not found:
-            return "nobody"
+            return "no process"
         victim = world.random.choice(sorted(found))
-        role = processes(world.mark).get(victim, "nobody")
+        role = processes(world.mark).get(victim, "no process")
         send(number, [victim])
         return role
 
@@ -58,7 +58,7 @@ def signal_group(number: Signals) -> Callable[[World], str]:
         time.sleep(1)
         sometime(world, 0.8)
         if world.ended:
-            return "nobody"
+            return "no process"
         world.signal_group(number)
         return "group"
 

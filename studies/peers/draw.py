@@ -52,10 +52,11 @@ def block(size: int, found: list[Comparison], proof: dict[str, Any]) -> str:
 
 
 def draw(found: dict[int, list[Comparison]]) -> None:
-    own = [next(one for one in arms if one.arm_a == OWN) for arms in found.values()]
-    said = [
-        f"{one.verdict} at batch {size}" for size, one in zip(found, own, strict=True)
-    ]
+    sizes: dict[str, list[str]] = {}
+    for size, arms in found.items():
+        own = next(one for one in arms if one.arm_a == OWN)
+        sizes.setdefault(own.verdict, []).append(str(size))
+    said = [f"{verdict} at batch {' and '.join(of)}" for verdict, of in sizes.items()]
     rows = sum(len(arms) for arms in found.values())
     title = f"minitrain's loop against a raw DDP loop: {', '.join(said)}"
     figure, axes = canvas(0.3 * rows + 0.7, title, right=0.97, left=0.29)

@@ -17,11 +17,11 @@ TRIALS = (
     "a rank slowed by",
     "trials",
     "right",
-    "somebody else named",
-    "nobody named",
-    "planted",
-    "found, less planted (median; largest)",
-    "others wait, less found (median)",
+    "another rank named",
+    "no rank named",
+    "injected",
+    "detected, less injected (median; largest)",
+    "others wait, less detected (median)",
 )
 KINDS = {"clean": "nothing", "sleep": "sleep", "busy": "a busy loop"}
 LAWS = {"slowest": "the slowest rank", "mean": "the mean of the ranks"}
@@ -35,7 +35,7 @@ def main() -> None:
     if reason := why_busy(origin["load"], 0.0):
         parts.insert(1, f"The machine was busy: {reason}. These trials judge nothing.")
     if origin["no_quota"]:
-        parts.append(f"Nobody was held to a share of a core: {origin['no_quota']}.")
+        parts.append(f"No rank was held to a share of a core: {origin['no_quota']}.")
     parts.append(floors(rows[is_clean]))
     head = "a step takes as long as own work of", "median error", "largest error"
     parts.append(table(head, laws(rows[~is_clean])))
@@ -45,9 +45,9 @@ def main() -> None:
 
 def trials(rows: pd.DataFrame) -> Iterator[list[str]]:
     for kind, own in rows.groupby("kind", sort=False):
-        right, nobody = own["found"] == own["planted"], own["found"] == ""
-        counts = len(own), right.sum(), (~right & ~nobody).sum(), nobody.sum()
-        found = own[right & ~nobody]
+        right, none = own["found"] == own["planted"], own["found"] == ""
+        counts = len(own), right.sum(), (~right & ~none).sum(), none.sum()
+        found = own[right & ~none]
         yield [
             KINDS.get(str(kind), f"{kind} of a core"),
             *map(str, counts),
@@ -75,7 +75,7 @@ def floors(clean: pd.DataFrame) -> str:
     )
     return (
         f"Without a slow rank a step took {ms(clean['step_ms'].median())}. One rank "
-        f"exceeded the others by {seen}. The least excess that would have been called: "
+        f"exceeded the others by {seen}. The smallest detectable excess: "
         f"{visible}."
     )
 

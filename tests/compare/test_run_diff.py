@@ -214,8 +214,20 @@ def test_tolerances_excuse_no_bug(
     inject, verdict: str, alone: Path, tmp_path: Path
 ) -> None:
     spoilt = write(tmp_path / "spoilt", run_ranks(make_run(), 2, inject))
-    assert compare_runs(spoilt, alone).verdict == verdict
+    found = compare_runs(spoilt, alone)
+    assert found.verdict == verdict
     assert not compare_runs(alone, spoilt).same
+    if inject is bugs.missing_set_epoch:
+        # rounding at an earlier step does not hide other data
+        assert (found.first.step, found.first.what) == (4, "data")
+
+
+def test_other_samples_are_named(clean: Path, tmp_path: Path) -> None:
+    outcome = run_ranks(make_run(), 2, bugs.another_data_seed)
+    first = compare_runs(write(tmp_path / "spoilt", outcome), clean).first
+    assert first is not None
+    assert (first.step, first.what) == (0, "data")
+    assert "other samples are read by rank 1" in first.cause
 
 
 @pytest.mark.parametrize(

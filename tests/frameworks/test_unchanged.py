@@ -23,10 +23,9 @@ from project import ROOT
 from thorough import thorough_after
 from torch import nn
 
-from minitrain.recording import rows
+from minitrain.recording import recorder
 from minitrain.recording import unchanged as unchanged_script
 from minitrain.recording.format import read_recording
-from minitrain.recording.recorder import Recorder
 
 
 def unchanged(name: str, folder: Path) -> Path:
@@ -135,19 +134,31 @@ def test_training_that_cannot_be_recorded_is_one_line_and_goes_on(
 
 @pytest.mark.parametrize("sharded", [False, True])
 def test_a_rank_does_not_go_on_while_others_wait_for_its_shards(
-    sharded: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    sharded: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def full(_: object) -> None:
+    def refused(*_: object) -> None:
         raise PermissionError("a folder on this host")
 
-    monkeypatch.setattr(Recorder, "start", full)
-    monkeypatch.setattr(rows, "is_sharded", lambda model: sharded)
+    monkeypatch.setattr(recorder, "Writer", refused)
+    monkeypatch.setattr(recorder.rows, "is_sharded", lambda model: sharded)
+    settings = {"folder": tmp_path / "run", "timeout_s": 1.0}
     if sharded:
         with pytest.raises(PermissionError):
-            unchanged_script._record(nn.Linear(2, 2), {"folder": "run"})
+            unchanged_script._record(nn.Linear(2, 2), settings)
     else:
-        unchanged_script._record(nn.Linear(2, 2), {"folder": "run"})
+        unchanged_script._record(nn.Linear(2, 2), settings)
         assert "nothing is recorded: PermissionError" in capsys.readouterr().err
+
+
+def test_missing_library_of_the_recorder_does_not_end_the_training(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "minitrain.recording.recorder", None)
+    unchanged_script._record(nn.Linear(2, 2), {"folder": "run"})
+    assert "nothing is recorded: ModuleNotFoundError" in capsys.readouterr().err
 
 
 PARTED = """

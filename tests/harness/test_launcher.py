@@ -14,6 +14,7 @@ import torch.distributed as dist
 from project import run_python
 from waiting import GENEROUS_S
 
+import minitrain
 from minitrain.comm.groups import distributed
 from minitrain.comm.heartbeat import my_heartbeat
 from minitrain.core.errors import RankError, UserError
@@ -98,13 +99,17 @@ print(launch(mine.answer, 1))
 
 
 def test_working_folder_has_modules_and_hides_none(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("def answer():\n    return 42\n")
+    (tmp_path / "mine.py").write_text(
+        "import minitrain\ndef answer():\n    return minitrain.__file__\n"
+    )
     (tmp_path / "json.py").write_text("raise SystemExit('not this one')\n")
+    # minitrain itself is found by the last finder if it is installed to be edited
+    (tmp_path / "minitrain").mkdir()
     command = [sys.executable, "-P", "-c", IMPORTED]
     done = subprocess.run(
         command, cwd=tmp_path, capture_output=True, text=True, timeout=GENEROUS_S
     )
-    assert done.stdout == "[42]\n", done.stderr
+    assert done.stdout == f"[{minitrain.__file__!r}]\n", done.stderr
 
 
 def only_the_last_sleeps() -> None:

@@ -207,6 +207,10 @@ def test_table_of_what_reruns_is_that_of_the_pipeline() -> None:
         if touched != {*listed}:
             wrong[key] = sorted(touched)
     assert wrong == {}
+    # a model's neighbors, which no row of the table names
+    trained = {*reruns()["model.deps"]} - {"check", "report"}
+    for dep in ("${model.file}", "${model.deps}"):
+        assert {n for n, stage in STAGES.items() if dep in stage["deps"]} == trained
 
 
 def watched(stage: dict[str, Any]) -> Iterator[str]:
