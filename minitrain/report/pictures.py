@@ -119,7 +119,7 @@ def _stack(axes: Axes, row: int, account: Mapping[str, Any], widest: float) -> N
             narrow.append((middle, value, PART_COLORS[part]))
         right, left = right + max(value, 0), left + min(value, 0)
     narrow.sort()
-    places = spread([middle for middle, *_ in narrow], 0.035 * widest)
+    places = spread([middle for middle, *_ in narrow], 0.045 * widest)
     for x, (middle, value, color) in zip(places, narrow, strict=True):
         axes.plot([middle, x], [row - 0.26, row - 0.33], color=color, linewidth=1)
         said = f"{value:.1f}"
