@@ -53,7 +53,7 @@ lint: .venv/installed ## ruff and mypy alone
 
 studies: $(STUDIES:%=study-%) ## the slower experiments, all of them; study-NAME runs one
 
-experiments: .venv/installed ## what `dvc exp run` tried: what was changed, what came of it
+experiments: .venv/installed ## what `dvc exp run` tried: changes and results
 	@$(BIN)/dvc exp show --no-pager --only-changed --drop '$(OTHER)'
 
 docs: .venv-docs/installed ## the docs as a site, in site/
