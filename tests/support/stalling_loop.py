@@ -22,17 +22,19 @@ KIND, FOLDER = sys.argv[1:]
 TIMEOUT_S, STALL_S = 2.0, 8.0
 
 
-def stall(kind: str, on_rank: int | None = 1) -> None:
-    """Stall if it is the kind, and the rank."""
+def stall(kind: str, on_rank: int | None = 1) -> bool:
+    """Return true if it is the kind, and the rank; some kinds stall here."""
     if kind != KIND or (rank != on_rank and on_rank is not None):
-        return
+        return False
+    print("it stalls", file=sys.stderr, flush=True)
     if kind == "stopped":
         subprocess.Popen(["sh", "-c", f"sleep {STALL_S}; kill -CONT {os.getpid()}"])
         os.kill(os.getpid(), signal.SIGSTOP)
     elif kind == "disk":
         subprocess.run(["sh", "-c", f"sleep {STALL_S}"], check=True)
-    else:
+    elif kind in ("loader", "checkpoint"):
         time.sleep(STALL_S)
+    return True
 
 
 class Samples(IterableDataset[Tensor]):
@@ -53,10 +55,12 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 loader = DataLoader(Samples(), batch_size=None)
 with minitrain.record(model, optimizer, FOLDER, timeout_s=TIMEOUT_S):
     for step, batch in enumerate(loader):
+        if step == 12 and stall("break"):
+            break
         loss = model(batch).square().mean()
         loss.backward()
         if step == 12:
-            if KIND == "deadlock":
+            if stall("deadlock", on_rank=None):
                 # each waits for the other, in separate groups
                 with suppress(RuntimeError):
                     dist.all_reduce(torch.ones(1), group=groups[rank])
@@ -65,3 +69,8 @@ with minitrain.record(model, optimizer, FOLDER, timeout_s=TIMEOUT_S):
             stall("checkpoint", on_rank=None)
         optimizer.step()
         optimizer.zero_grad()
+if KIND == "break" and rank == 1:
+    time.sleep(STALL_S)
+    # the passes that the other rank waits for
+    for _ in range(12):
+        model(batch).square().mean().backward()
