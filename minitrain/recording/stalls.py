@@ -97,12 +97,16 @@ class StallWatch:
                 if question.exists() and answered != question.stat().st_mtime:
                     answered = question.stat().st_mtime
                     self._answer()
-                elif self._clock.steps and waited > self._timeout_s and not asked:
+                # a rank that ends its recording has left the loop, and only answers
+                elif self._is_training() and waited > self._timeout_s and not asked:
                     asked = stamped
                     answered = self._ask(question)
 
         if asked:
             question.unlink(missing_ok=True)
+
+    def _is_training(self) -> bool:
+        return self._clock.steps > 0 and self._clock.phase != "end"
 
     def _answer(self) -> None:
         path = _path_of_answer(self._folder, self._rank)
@@ -122,7 +126,7 @@ class StallWatch:
                 places[rank] = Place(**json.loads(path.read_text()))
                 path.unlink()
         places[self._rank] = self._place()
-        if self._clock.phase == "end":
+        if not self._is_training():
             return asked
         silent = [rank for rank, place in places.items() if place is None]
         ended = [rank for rank in silent if self._has_ended(rank)]

@@ -191,3 +191,28 @@ def test_rank_whose_files_have_an_end_has_ended(
     assert "the others wait for ranks 1, 2\n" in said
     assert "\n  rank 1: its recording has ended\n" in said
     assert "\n  rank 2: no answer" in said
+
+
+def test_rank_that_ends_its_recording_leaves_the_question_to_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clocks = [RecordingClock(tmp_path, rank) for rank in range(2)]
+    for rank, clock in enumerate(clocks):
+        (tmp_path / f"rank-{rank}.jsonl").touch()
+        clock.step_begins()
+        clock.step_ended(0, 0, recorded=False)
+    clocks[1].phase = "end"
+    lines: list[bytes] = []
+    # it would be the first to ask, and keep the other from asking
+    ending = StallWatch(tmp_path, 1, clocks[1], 0.1, lines.append)
+    waiting = StallWatch(tmp_path, 0, clocks[0], 1.0, lines.append)
+    limit = time.monotonic() + GENEROUS_S
+    while not lines and time.monotonic() < limit:
+        time.sleep(0.1)
+    for watch in (waiting, ending):
+        watch.close()
+    for clock in clocks:
+        clock.close()
+    said = capsys.readouterr().err
+    assert "the others wait for rank 1\n" in said
+    assert "\n  rank 1: its recording has ended\n" in said
