@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from minitrain.compare.align import StepPair, same_samples, samples
+from minitrain.compare.align import RowsByRank, StepPair, same_samples, samples
 from minitrain.compare.difference import Cause, Difference, What, Why, why
 from minitrain.compare.distances import Distance, distance
 from minitrain.compare.gradient_causes import cause_in_gradients
@@ -23,7 +23,8 @@ from minitrain.compare.step_causes import (
     state_unlike,
     still_in_one,
 )
-from minitrain.recording.sketches import is_finite
+from minitrain.recording.alarm import Row
+from minitrain.recording.sketches import common, is_finite
 
 # the largest factor by which rounding grows in a step
 GROWTH = 2.0
@@ -68,6 +69,7 @@ class Comparer:
 
     def compare(self, place: StepPair) -> StepCompared:
         """Compare the next step, in the order of the run."""
+        place = place if place.same_size else _averaged(place)
         gradients = distance(place, What.GRADIENTS, self.noise)
         parameters = distance(place, What.PARAMETERS, self.noise)
         equal = gradients.equal and parameters.equal and rest_is_equal(place)
@@ -220,6 +222,36 @@ class Comparer:
         grown = max(before, limits.unit) * GROWTH ** min(steps, 64)
         coarse = limits.coarse_adaptive if adaptive else limits.coarse
         return not share <= max(coarse, grown)
+
+
+def _averaged(place: StepPair) -> StepPair:
+    # an optimizer that averages gradients in its step leaves each rank its own: compare
+    # their mean, or their sum if the loss is divided by the ranks
+    first_a, first_b = (row["gradients"] for row in place.first)
+    ranks_a, ranks_b = place.world_sizes
+    a = _with_means(place.a, ranks_a, first_b)
+    return replace(place, a=a, b=_with_means(place.b, ranks_b, first_a))
+
+
+def _with_means(rows: RowsByRank, world_size: int, other: Row) -> RowsByRank:
+    ranks, means = [*rows.values()], {}
+    held = [*(row["gradients"] for row in ranks), *(row["parameters"] for row in ranks)]
+    for name in common(other, *held) if len(ranks) == world_size else ():
+        own = [row["gradients"][name] for row in ranks]
+        after = {row["parameters"][name]["hash"] for row in ranks}
+        # equal parameters after the step, which have moved
+        if len({entry["hash"] for entry in own}) > 1 and len(after) == 1:
+            if after == {ranks[0]["before"].get(name)}:
+                continue
+            total = [
+                sum(column) for column in zip(*(e["sketch"] for e in own), strict=True)
+            ]
+            sums = [[x / n for x in total] for n in (world_size, 1)]
+            sketch = min(sums, key=lambda one: math.dist(one, other[name]["sketch"]))
+            means[name] = {"hash": "", "norm": math.hypot(*sketch), "sketch": sketch}
+    return {
+        r: {**row, "gradients": row["gradients"] | means} for r, row in rows.items()
+    }
 
 
 def _hidden(place: StepPair, found: Distance) -> Difference:

@@ -19,6 +19,8 @@ from torch.optim import SGD, Optimizer
 
 import minitrain
 from minitrain.comm.groups import distributed
+from minitrain.compare.difference import What
+from minitrain.compare.recordings import compare_recordings
 from minitrain.recording.format import read_recording
 
 STEPS = 6
@@ -320,6 +322,20 @@ def test_a_fault_is_reported_and_the_right_loop_is_silent(
             for one in read_recording(recording).ranks.values():
                 words = {row["rule"]: row["line"] for row in one.alarms}
                 assert words.keys() <= EXPECTED.get(name, set()), words
+
+
+def test_average_in_the_step_is_compared_with_the_whole_batch(
+    folder: Path, tmp_path: Path
+) -> None:
+    model = plain()
+    for step in steps(tmp_path, model):
+        loss_of(model, torch.cat([batch(step, rank) for rank in range(2)])).backward()
+    right = compare_recordings(tmp_path, folder / "summed" / "False")
+    assert right.verdict == "same computation within rounding"
+    summed = compare_recordings(folder / "summed" / "True", tmp_path)
+    assert summed.verdict == "different"
+    assert summed.first is not None
+    assert (summed.first.step, summed.first.what) == (0, What.PARAMETERS)
 
 
 def test_names_are_those_without_the_wrappers(folder: Path) -> None:
