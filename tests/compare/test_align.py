@@ -26,7 +26,7 @@ class Shifted(Model):
 
     def __init__(self) -> None:
         super().__init__()
-        self.hidden, self.out = nn.Linear(16, 256), nn.Linear(256, CLASSES)
+        self.hidden, self.out = nn.Linear(16, 1024), nn.Linear(1024, CLASSES)
         self.shift = nn.Parameter(torch.zeros(1))
 
     def forward(self, x: Tensor) -> Tensor:
