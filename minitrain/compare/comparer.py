@@ -235,14 +235,20 @@ def _averaged(place: StepPair) -> StepPair:
 
 def _with_means(rows: RowsByRank, world_size: int, other: Row) -> RowsByRank:
     ranks, means = [*rows.values()], {}
-    held = [*(row["gradients"] for row in ranks), *(row["parameters"] for row in ranks)]
+    kinds = ("gradients", "parameters", "own")
+    held = [row[kind] for row in ranks for kind in kinds]
     for name in common(other, *held) if len(ranks) == world_size else ():
         own = [row["gradients"][name] for row in ranks]
         after = {row["parameters"][name]["hash"] for row in ranks}
-        # equal parameters after the step, which have moved
-        if len({entry["hash"] for entry in own}) > 1 and len(after) == 1:
-            if after == {ranks[0]["before"].get(name)}:
-                continue
+        has_moved = after != {ranks[0]["before"].get(name)}
+        keeps_own = all(
+            e["sketch"] == r["own"][name] for e, r in zip(own, ranks, strict=True)
+        )
+        if (
+            len({entry["hash"] for entry in own}) > len(after) == 1
+            and has_moved
+            and keeps_own
+        ):
             total = [
                 sum(column) for column in zip(*(e["sketch"] for e in own), strict=True)
             ]

@@ -250,17 +250,21 @@ def test_tolerances_excuse_no_other_training(
         assert (found.verdict, found.first.why.cause) == ("different", cause)
 
 
+FUSED = {"fused": True, "foreach": False}
+
+
 @pytest.mark.parametrize(
-    ("settings", "step", "verdict", "over"),
+    ("settings", "steps", "verdict", "over"),
     [
-        ({"weight_decay": 0.0}, 0, "different", "undecided"),
-        ({"betas": (0.9, 0.95)}, 0, "different", "undecided"),
-        ({"fused": True, "foreach": False}, 1, "within tolerance", "within tolerance"),
+        ({"weight_decay": 0.0}, [0], "different", "undecided"),
+        ({"betas": (0.9, 0.95)}, [0], "different", "undecided"),
+        # the first step may have equal bits, depending on the CPU
+        (FUSED, [0, 1], "within tolerance", "within tolerance"),
     ],
 )
 def test_other_settings_of_the_optimizer(
     settings: dict[str, Any],
-    step: int,
+    steps: list[int],
     verdict: str,
     over: str,
     clean: Path,
@@ -272,7 +276,8 @@ def test_other_settings_of_the_optimizer(
 
     other = write(tmp_path / "other", run_ranks(make_run(), 2, change))
     found = compare_runs(clean, other)
-    assert (found.first.step, found.first.what) == (step, "parameters")
+    assert found.first.step in steps
+    assert found.first.what == "parameters"
     assert found.verdict == compare_runs(other, clean).verdict == verdict
     # and where gradients differ from the first step on
     for pair in ((alone, other), (other, alone)):
