@@ -207,7 +207,7 @@ def test_an_error_ends_the_recording_early(tmp_path: Path) -> None:
     one = read_recording(tmp_path).ranks[0]
     assert list(one.steps) == [(0, 0), (0, 1)]
     assert one.end is None
-    # and nobody listens any more
+    # the hooks are gone
     train_alone(None)
     assert list(read_recording(tmp_path).ranks[0].steps) == [(0, 0), (0, 1)]
 
