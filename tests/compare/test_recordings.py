@@ -444,7 +444,7 @@ def rows_read(*rows: list[int], labels: bool = False) -> dict[int, dict[str, Any
 
 
 @pytest.mark.parametrize("labels", [False, True])
-def test_rows_are_the_same_whatever_their_padding(labels: bool) -> None:
+def test_rows_are_the_same_with_any_padding(labels: bool) -> None:
     short, middle, long = [1, 2], [3, 4, 4, 5], [6, 7, 8, 1, 2, 3, 3]
     whole = rows_read(short, middle, long, labels=labels)
     for parts in (([short, middle], [long]), ([short], [middle, long])):
