@@ -21,7 +21,7 @@ from minitrain.comm.groups import distributed
 
 pytestmark = pytest.mark.slow
 
-# whatever else a build refuses, gloo carries and reduces these
+# gloo carries and reduces these in every build
 CARRIED = {"float32", "float64", "float16", "bfloat16", "int64", "int32", "int8"}
 CARRIED |= {"uint8", "bool"}
 FLOATING = {"float32", "float64", "float16", "bfloat16", "float8_e4m3fn"}

@@ -222,14 +222,6 @@ def test_tolerances_excuse_no_bug(
         assert (found.first.step, found.first.what) == (4, "data")
 
 
-def test_other_samples_are_named(clean: Path, tmp_path: Path) -> None:
-    outcome = run_ranks(make_run(), 2, bugs.another_data_seed)
-    first = compare_runs(write(tmp_path / "spoilt", outcome), clean).first
-    assert first is not None
-    assert (first.step, first.what) == (0, "data")
-    assert "other samples are read by rank 1" in first.cause
-
-
 @pytest.mark.parametrize(
     ("change", "world_size", "cause"),
     [
