@@ -3,16 +3,18 @@
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
-from project import ROOT, copy_project, git, load_yaml, run_dvc
+from project import ROOT, copy_project, git, load_yaml, run_dvc, run_in
 from report_inputs import facts, proven, published
 from test_docs import STAGES, written_by
 
 from minitrain.analysis.account import ALL_RANKS, PARTS
 from minitrain.report.facts import Facts
 from minitrain.report.pictures import PART_COLORS
+from minitrain.report.publish import summary
 
 PLOTS = load_yaml(ROOT / "metrics/dvc.yaml")["plots"]
 CHARTS = {
@@ -26,8 +28,8 @@ def measured(**speeds: float) -> Facts:
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The page of the differences of a project from its last commit."""
+def page(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A project whose results differ from its last commit, and the page of the diff."""
     project = copy_project(tmp_path_factory.mktemp("views") / "project")
     published(project / "metrics", measured())
     git(project, "add", "--all")
@@ -36,7 +38,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
     code, output = run_dvc(project, "plots", "diff")
     assert code == 0, output
     assert "failed to load" not in output
-    return (project / "dvc_plots/index.html").read_text()
+    return project, (project / "dvc_plots/index.html").read_text()
 
 
 def charts(text: str) -> dict[str, dict[str, Any]]:
@@ -59,9 +61,11 @@ def fields(chart: Any) -> Iterator[str]:
 
 
 @pytest.mark.pipeline
-def test_charts_read_columns_that_are_there_of_both_sides(page: str) -> None:
+def test_charts_read_columns_that_are_there_of_both_sides(
+    page: tuple[Path, str],
+) -> None:
     for name in CHARTS:
-        chart = charts(page)[CHARTS[name]["title"]]
+        chart = charts(page[1])[CHARTS[name]["title"]]
         rows = chart["data"]["values"]
         assert {row["rev"] for row in rows} == {"HEAD", "workspace"}, name
         made = {step["as"] for step in chart.get("transform", []) if "as" in step}
@@ -71,7 +75,7 @@ def test_charts_read_columns_that_are_there_of_both_sides(page: str) -> None:
         # each anchor of the template was filled
         assert "<DVC_METRIC" not in json.dumps(chart), name
     # speeds are shown without A/A duplicates
-    chart = charts(page)[CHARTS["speed"]["title"]]
+    chart = charts(page[1])[CHARTS["speed"]["title"]]
     (pattern,) = re.findall(r"!test\(/(.*)/, datum\.arm\)", json.dumps(chart))
     arms = {row["arm"] for row in chart["data"]["values"]}
     assert {arm for arm in arms if not re.search(pattern, arm)} == {
@@ -89,6 +93,52 @@ def test_parts_of_the_account_have_the_order_and_colors_of_the_picture() -> None
     of_all_ranks, _, order, _ = template["transform"]
     assert of_all_ranks["filter"].endswith(f"datum.rank == '{ALL_RANKS}'")
     assert re.findall(r"'(\w+)'", order["calculate"]) == color["domain"] == [*PARTS]
+
+
+@pytest.mark.pipeline
+def test_page_without_a_network_says_so_and_has_the_pictures(
+    page: tuple[Path, str],
+) -> None:
+    project, text = page
+    # after Vega was asked for, before a chart asks for it
+    parts = ("cdn.jsdelivr.net/npm", "window.vegaEmbed = () =>", "var spec")
+    places = [text.index(part) for part in parts]
+    assert places == sorted(places)
+    pictures = re.findall(r'<img src="([^"]+)"', text)
+    # before and after
+    assert len(pictures) == 2 * len(PICTURES)
+    assert all((project / "dvc_plots" / path).is_file() for path in pictures)
+
+
+@pytest.mark.pipeline
+def test_metrics_are_few_and_narrow(page: tuple[Path, str]) -> None:
+    project, _ = page
+    code, output = run_dvc(project, "metrics", "diff")
+    assert code == 0, output
+    head, *rows = output.splitlines()
+    assert head.split() == ["Path", "Metric", "HEAD", "workspace", "Change"]
+    # 16,400 tokens per second before, 12,000 after; nothing else changed
+    found = {row.split()[1]: row.split()[2:4] for row in rows}
+    speeds = {f"gloo-2.{key}" for key in ("tokens_per_s", "speedup")}
+    speeds.add("gloo-2.speedup_all_cores")
+    assert speeds <= found.keys() <= speeds | {"noise_floor"}
+    assert all(float(after) < float(before) for before, after in found.values())
+    assert max(map(len, output.splitlines())) <= 80
+
+
+def test_experiments_show_few_columns() -> None:
+    """Whole names, so the table of `dvc exp show` fits a terminal of 120 columns."""
+    command = run_in(ROOT, "make", "--dry-run", "experiments").stdout
+    (dropped,) = re.findall("--drop '(.*)'", command)
+    told = summary(facts([1, 2, 4], equivalence=proven([1, 2, 4])))
+    told = {k: v if isinstance(v, dict) else {"": v} for k, v in told.items()}
+    names = [f"{run}.{key}".rstrip(".") for run in told for key in told[run]]
+    kept = [name for name in names if not re.match(dropped, name)]
+    # of these, --only-changed leaves out what is the same in all experiments
+    assert kept == [
+        *("machine_busy", "gloo-1.loss", "gloo-2.verdict"),
+        *("gloo-2.speedup", "gloo-4.speedup"),
+    ]
 
 
 def test_definitions_draw_what_a_stage_writes() -> None:

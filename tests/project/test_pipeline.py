@@ -1,5 +1,6 @@
 """The pipeline as DVC runs it: dependencies, reruns, reproducibility."""
 
+import json
 import os
 import re
 import shutil
@@ -223,6 +224,54 @@ def watched(stage: dict[str, Any]) -> Iterator[str]:
     for one in listed:
         for name in one["params.yaml"] if isinstance(one, dict) else [one]:
             yield from [f"{name}.{key}" for key in params.get(name, [])] or [name]
+
+
+@pytest.mark.pipeline
+def test_breach_stops_the_pipeline_and_is_named(
+    twins: list[Path], tmp_path: Path
+) -> None:
+    """Nothing shows the old success; the next good run clears it."""
+    folder = Path(shutil.copytree(twins[0], tmp_path / "copy", symlinks=True))
+    success = shown(folder)
+    assert "max_abs_diff" in success["summary.json"]
+    assert "2 processes, DDP" in success["report.md"]
+    assert all("Breach: gloo" not in str(text) for text in success.values())
+
+    evidence = folder / "data/evidence/gloo-2/evidence.json"
+    good = evidence.read_bytes()
+    damaged = json.loads(good)
+    damaged["rungs"]["ranks"] |= {"verdict": "breach", "detail": "tensor x differs"}
+    evidence.unlink()
+    evidence.write_text(json.dumps(damaged))
+    code, output = run_dvc(folder, "repro", "--single-item", "equivalence")
+    assert code != 0
+    line = "gloo-2: ranks: tensor x differs"
+    assert f"error: equivalence: {line}" in output
+    assert "Traceback" not in output
+    after = shown(folder)
+    for place in ("summary.json", "report.md", "report.html"):
+        assert line in after[place], place
+    assert "max_abs_diff" not in after["summary.json"]
+    assert "2 processes, DDP" not in after["report.md"]
+    assert not (folder / "metrics/manifest.json").exists()
+    assert after["picture"] != success["picture"]
+    assert not (folder / "metrics/losses.png").exists()
+
+    evidence.write_bytes(good)
+    code, output = run_dvc(folder, "repro")
+    assert code == 0, output
+    assert shown(folder) == success
+    assert (folder / "metrics/losses.png").exists()
+
+
+def shown(folder: Path) -> dict[str, Any]:
+    """Return the metrics, the report and the picture."""
+    texts = {
+        # words alone: run names have tags of their own
+        name: re.sub("<[^>]+>", "", (folder / "metrics" / name).read_text())
+        for name in ("report.md", "report.html", "summary.json")
+    }
+    return {**texts, "picture": (folder / "metrics/scaling.png").read_bytes()}
 
 
 def test_strategies_that_promise_other_things_than_ddp(
