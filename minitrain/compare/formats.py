@@ -43,6 +43,11 @@ class Unread:
     read: Callable[[], Tensor]
 
 
+def loaded(entry: Tensor | Unread) -> Tensor:
+    """Return the tensor of ``entry``. Raises UserError if it is damaged."""
+    return entry.read() if isinstance(entry, Unread) else entry
+
+
 class Inert:
     """Stand-in for an object of a class that was not imported; ``held`` are the
     arguments that it was built from, ``path`` the name of the class.
