@@ -54,14 +54,12 @@ class Inert:
     """
 
     path = ""
+    held: list[Any]
 
     def __new__(cls, *arguments: Any) -> "Inert":
         made = object.__new__(cls)
         made.held = [*arguments]
         return made
-
-    def __init__(self, *arguments: Any) -> None:
-        self.held: list[Any]
 
     def __setstate__(self, state: Any) -> None:
         self.held.append(state)
