@@ -104,7 +104,8 @@ def _call(at: Member, group: Any, collective: str) -> tuple[Tensor, list[Any]]:
     # buffers, filled with a value that only bool answers have
     whole = torch.full_like(sent, 99)
     pieces = [*whole.split(PER_RANK)]
-    got, nothing = pieces[at.rank], (sent[:0], [])
+    got = pieces[at.rank]
+    nothing: tuple[Tensor, list[Any]] = (sent[:0], [])
     match collective:
         case "all_reduce":
             dist.all_reduce(sent, op, group=group)
