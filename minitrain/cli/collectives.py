@@ -51,20 +51,18 @@ class Probe:
 
 @dataclass(frozen=True)
 class Member:
-    """This rank in a probed group of the ranks 0 to ``size`` - 1, and what it sends."""
+    """This rank in a probed group of the ranks 0 to ``size`` - 1."""
 
-    group: Any
     rank: int
     size: int
     dtype: torch.dtype
     op: str
 
-    def sent(self, count: int, rank: int | None = None) -> list[Any]:
-        """Return ``count`` elements that ``rank`` (this one by default) sends."""
-        rank = self.rank if rank is None else rank
+    def sent(self, rank: int) -> list[Any]:
+        """Return the elements of ``rank``: some for each rank of the group."""
         # multiples of 12 have whole averages; small numbers have small products
         period = 3 if self.op == "avg" else 5
-        places = [(rank + i) % period for i in range(count)]
+        places = [(rank + i) % period for i in range(PER_RANK * self.size)]
         if self.dtype == torch.bool:
             return [place < 2 for place in places]
         numbers = [12 * p if self.op == "avg" else 1 + p for p in places]
@@ -72,37 +70,15 @@ class Member:
             return [complex(number, -number) for number in numbers]
         return numbers
 
-    def tensor(self, values: Sequence[Any]) -> Tensor:
-        """Return ``values`` as a tensor of the probed type."""
-        return torch.tensor(values, dtype=self.dtype)
-
-    def reduced(self, count: int) -> list[Any]:
-        """Return the expected result of reducing ``count`` elements over all ranks."""
-        by_element = zip(*(self.sent(count, r) for r in range(self.size)), strict=True)
+    def reduced(self) -> list[Any]:
+        """Return the expected result of reducing the elements of all ranks."""
+        by_element = zip(*map(self.sent, range(self.size)), strict=True)
         answers = [OPS[self.op][1](values) for values in by_element]
         return [*map(bool, answers)] if self.dtype == torch.bool else answers
-
-    def gathered(self) -> list[Any]:
-        """Return the expected result of gathering from all ranks, in rank order."""
-        return [v for r in range(self.size) for v in self.sent(PER_RANK, r)]
-
-    def empty(self, count: int) -> Tensor:
-        """Return a receive buffer, filled with a value that only bool answers have."""
-        return torch.full((count,), 99, dtype=self.dtype)
 
     def mine(self, values: list[Any]) -> list[Any]:
         """Return this rank's share of ``values``, which hold one for each rank."""
         return values[PER_RANK * self.rank : PER_RANK * (self.rank + 1)]
-
-    @property
-    def reduce_op(self) -> Any:
-        """The ReduceOp of torch; None for a collective without one."""
-        return OPS[self.op][0] if self.op else None
-
-    @property
-    def whole(self) -> int:
-        """Number of elements of all ranks together."""
-        return PER_RANK * self.size
 
 
 # collectives that are tried with each reduce operation, and the others
@@ -118,53 +94,56 @@ MOVING = (
 )
 
 
-def _call(at: Member, collective: str) -> tuple[Tensor, list[Any]]:
+def _call(at: Member, group: Any, collective: str) -> tuple[Tensor, list[Any]]:
     # return what this rank received, and the known answer; rank 0 is the root
-    size, whole, group, op = at.size, at.whole, at.group, at.reduce_op
-    five, part = at.tensor(at.sent(5)), at.tensor(at.sent(PER_RANK))
-    parts, is_root = at.tensor(at.sent(whole)), at.rank == 0
-    got, pieces = at.empty(PER_RANK), [at.empty(PER_RANK) for _ in range(size)]
+    rows = [at.sent(rank) for rank in range(at.size)]
+    gathered = [value for row in rows for value in row[:PER_RANK]]
+    op, is_root = OPS[at.op][0] if at.op else None, at.rank == 0
+    sent = torch.tensor(rows[at.rank], dtype=at.dtype)
+    parts = [*sent.split(PER_RANK)]
+    # buffers, filled with a value that only bool answers have
+    whole = torch.full_like(sent, 99)
+    pieces = [*whole.split(PER_RANK)]
+    got = pieces[at.rank]
+    nothing: tuple[Tensor, list[Any]] = (sent[:0], [])
     match collective:
         case "all_reduce":
-            dist.all_reduce(five, op, group=group)
-            return five, at.reduced(5)
+            dist.all_reduce(sent, op, group=group)
+            return sent, at.reduced()
         case "reduce":
-            dist.reduce(five, 0, op, group=group)
-            return (five, at.reduced(5)) if is_root else (five[:0], [])
+            dist.reduce(sent, 0, op, group=group)
+            return (sent, at.reduced()) if is_root else nothing
         case "reduce_scatter":
-            dist.reduce_scatter(got, [*parts.split(PER_RANK)], op, group=group)
-            return got, at.mine(at.reduced(whole))
+            dist.reduce_scatter(got, parts, op, group=group)
+            return got, at.mine(at.reduced())
         case "reduce_scatter_tensor":
-            dist.reduce_scatter_tensor(got, parts, op, group=group)
-            return got, at.mine(at.reduced(whole))
+            dist.reduce_scatter_tensor(got, sent, op, group=group)
+            return got, at.mine(at.reduced())
         case "broadcast":
-            dist.broadcast(five, 0, group=group)
-            return five, at.sent(5, 0)
+            dist.broadcast(sent, 0, group=group)
+            return sent, rows[0]
         case "all_gather":
-            dist.all_gather(pieces, part, group=group)
-            return torch.cat(pieces), at.gathered()
+            dist.all_gather(pieces, parts[0], group=group)
+            return torch.cat(pieces), gathered
         case "all_gather_into_tensor":
-            got = at.empty(whole)
-            dist.all_gather_into_tensor(got, part, group=group)
-            return got, at.gathered()
+            dist.all_gather_into_tensor(whole, parts[0], group=group)
+            return whole, gathered
         case "gather":
-            dist.gather(part, pieces if is_root else None, 0, group=group)
-            return (torch.cat(pieces), at.gathered()) if is_root else (part[:0], [])
+            dist.gather(parts[0], pieces if is_root else None, 0, group=group)
+            return (whole, gathered) if is_root else nothing
         case "scatter":
-            sent = [*parts.split(PER_RANK)] if is_root else None
-            dist.scatter(got, sent, 0, group=group)
-            return got, at.mine(at.sent(whole, 0))
+            dist.scatter(got, parts if is_root else None, 0, group=group)
+            return got, at.mine(rows[0])
         case "all_to_all_single":
-            got = at.empty(whole)
-            dist.all_to_all_single(got, parts, group=group)
-            return got, [v for r in range(size) for v in at.mine(at.sent(whole, r))]
+            dist.all_to_all_single(whole, sent, group=group)
+            return whole, [value for row in rows for value in at.mine(row)]
     # the remaining case is send_and_recv
     if not is_root:
-        dist.send(part, 0, group=group)
-        return part[:0], []
-    for rank in range(1, size):
+        dist.send(parts[0], 0, group=group)
+        return nothing
+    for rank in range(1, at.size):
         dist.recv(pieces[rank], rank, group=group)
-    return torch.cat(pieces[1:]), at.gathered()[PER_RANK:]
+    return whole[PER_RANK:], gathered[PER_RANK:]
 
 
 def probe_all(group: Any) -> Iterator[Probe]:
@@ -174,7 +153,7 @@ def probe_all(group: Any) -> Iterator[Probe]:
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     calls = [*itertools.product(REDUCING, OPS), *((name, "") for name in MOVING)]
     for (name, op), dtype in itertools.product(calls, DTYPES):
-        verdict, detail = _try(name, Member(group, rank, size, dtype, op))
+        verdict, detail = _try(name, group, Member(rank, size, dtype, op))
         yield Probe(name, op, str(dtype).partition(".")[2], size, verdict, detail)
 
 
@@ -184,9 +163,9 @@ def worst(probes: Iterable[Probe]) -> Probe:
     return max(probes, key=lambda probe: gravity.index(probe.verdict))
 
 
-def _try(collective: str, at: Member) -> tuple[ProbeVerdict, str]:
+def _try(collective: str, group: Any, at: Member) -> tuple[ProbeVerdict, str]:
     try:
-        got, expected = _call(at, collective)
+        got, expected = _call(at, group, collective)
     except Exception as error:
         # a rank that hangs or is lost supports nothing, but disproves nothing
         if LOST_PEER.search(str(error)) or WAITED.search(str(error)):

@@ -1,8 +1,8 @@
 """Walk through one data-parallel step with numbers to check by hand.
 
 Four ranks, one weight, no processes: what each rank reads, its gradient, the average,
-the weight after the step, and what two classic mistakes would make of it. Order, cut,
-sum and optimizer are those of the real runs.
+the weight after the step, and what two classic mistakes would make of it. Order, cut
+and sum are those of the real runs.
 """
 
 import argparse
@@ -12,7 +12,7 @@ from minitrain.cli.command import Answer
 
 # torch takes seconds to import, so functions import it: not for --help
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
 EXAMPLES = {
     "to read": "minitrain explain",
@@ -79,34 +79,18 @@ def walk() -> dict[str, Any]:
     }
 
 
-def _model() -> "nn.Linear":
-    import torch
-
-    model = torch.nn.Linear(1, 1, bias=False)
-    torch.nn.init.constant_(model.weight, START)
-    return model
-
-
 def _gradient(samples: list[int]) -> "Tensor":
     import torch
 
-    model = _model()
-    x = torch.tensor(samples, dtype=torch.float32)[:, None] + 1
-    torch.nn.functional.mse_loss(model(x), 2 * x).backward()
-    assert model.weight.grad is not None
-    return model.weight.grad.flatten()
+    weight = torch.full((1,), START, requires_grad=True)
+    x = torch.tensor(samples, dtype=torch.float32) + 1
+    torch.nn.functional.mse_loss(weight * x, 2 * x).backward()
+    assert weight.grad is not None
+    return weight.grad
 
 
 def _after_step(gradient: "Tensor") -> float:
-    import torch
-
-    from minitrain.comm.torch_private import import_compiler
-
-    model = _model()
-    model.weight.grad = gradient.view_as(model.weight)
-    import_compiler()
-    torch.optim.SGD(model.parameters(), lr=LEARNING_RATE).step()
-    return model.weight.item()
+    return START - LEARNING_RATE * gradient.item()
 
 
 def in_words(taken: dict[str, Any]) -> str:

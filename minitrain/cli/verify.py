@@ -38,6 +38,8 @@ EXAMPLES = {
     "two recordings": "minitrain verify runs/one runs/two",
 }
 
+RECORDING, RUN = "a recording", "a training run"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the two sides and the options of the comparison to ``parser``."""
@@ -68,35 +70,24 @@ def answer(options: argparse.Namespace) -> Answer:
     """Compare two states, folders, runs or recordings; raises UserError for others."""
     # torch takes seconds to import: not for --help
     from minitrain.compare.formats import is_state
-    from minitrain.compare.recordings import is_recording
-    from minitrain.compare.run_diff import is_run
     from minitrain.compare.state_diff import beside, compare_folders, compare_states
     from minitrain.compare.states import read_state
 
     a, b, prefix = options.a, options.b, options.strip_prefix
     given = [path for path in (a, b, options.twin) if path is not None]
     for path in given:
-        # without a similar name the reader's own error names what is missing
-        if not path.exists() and (near := nearest_file(path, but=given)):
-            raise UserError(f"{path}: does not exist{near}")
-    for mine, other in ((a, b), (b, a)):
-        if mine.is_dir() and not is_state(mine) and not other.is_dir():
-            what = "is a file" if other.exists() else "does not exist"
-            kind = "a run" if is_run(mine) else "a folder"
-            kind = "a recording" if is_recording(mine) else kind
-            raise UserError(f"{other}: {what}; {mine} is {kind}, so it must be one too")
-        if is_recording(mine) and not is_recording(other):
-            raise UserError(
-                f"{other}: is no recording; {mine} is, so it must be one too"
-            )
-    if prefix and (is_recording(a) or is_run(a) or is_run(b)):
-        kind = "recordings" if is_recording(a) else "training runs"
-        raise UserError(f"--strip-prefix: is for two states, not for {kind}")
-    if is_recording(a):
+        if not path.exists():
+            raise UserError(f"{path}: does not exist{nearest_file(path, but=given)}")
+    kind, other = _kind(a), _kind(b)
+    if kind != other and not (is_state(a) and is_state(b)):
+        raise UserError(f"{b}: is {other}; {a} is {kind}, so it must be one too")
+    if prefix and kind in (RECORDING, RUN):
+        raise UserError(f"--strip-prefix: is for two states, and {a} is {kind}")
+    if kind == RECORDING:
         return _answer_for_recordings(options)
     if extra := [n for n in ("twin", "from") if vars(options)[n] is not None]:
-        raise UserError(f"--{extra[0]}: is for two recordings, and {a} is none")
-    if is_run(a) or is_run(b):
+        raise UserError(f"--{extra[0]}: is for two recordings, and {a} is {kind}")
+    if kind == RUN:
         return _answer_for_runs(a, b)
     if a.is_dir() and b.is_dir():
         folders = compare_folders(a, b, prefix)
@@ -106,6 +97,17 @@ def answer(options: argparse.Namespace) -> Answer:
     more = f"\nnot compared: {some(others)}" if others else ""
     facts = {**asdict(found), "not_compared": others}
     return Answer(found.equal, facts, in_words(found) + more)
+
+
+def _kind(path: Path) -> str:
+    from minitrain.compare.run_diff import is_run
+    from minitrain.recording.format import is_recording
+
+    if is_recording(path):
+        return RECORDING
+    if is_run(path):
+        return RUN
+    return "a folder" if path.is_dir() else "a file"
 
 
 def _answer_for_runs(a: Path, b: Path) -> Answer:
@@ -128,8 +130,6 @@ def _answer_for_runs(a: Path, b: Path) -> Answer:
 
 def _answer_for_recordings(options: argparse.Namespace) -> Answer:
     twin, start = options.twin, vars(options)["from"]
-    if twin and not twin.exists():
-        raise UserError(f"--twin: {twin}: does not exist")
     if start is not None and (start < 0 or twin):
         allowed = "at least 0, a step of A at which B starts, and without --twin"
         raise UserError(f"--from = {start}: must be {allowed}")

@@ -43,20 +43,23 @@ class Unread:
     read: Callable[[], Tensor]
 
 
+def loaded(entry: Tensor | Unread) -> Tensor:
+    """Return the tensor of ``entry``. Raises UserError if it is damaged."""
+    return entry.read() if isinstance(entry, Unread) else entry
+
+
 class Inert:
     """Stand-in for an object of a class that was not imported; ``held`` are the
     arguments that it was built from, ``path`` the name of the class.
     """
 
     path = ""
+    held: list[Any]
 
     def __new__(cls, *arguments: Any) -> "Inert":
         made = object.__new__(cls)
         made.held = [*arguments]
         return made
-
-    def __init__(self, *arguments: Any) -> None:
-        self.held: list[Any]
 
     def __setstate__(self, state: Any) -> None:
         self.held.append(state)

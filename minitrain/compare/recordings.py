@@ -27,11 +27,8 @@ from minitrain.compare.modules import ModulesCompared, compare_modules
 from minitrain.compare.resume import Resumed, resumed_in
 from minitrain.core.errors import UserError
 from minitrain.core.progress import progress
-from minitrain.recording.format import is_recording, read_recording
+from minitrain.recording.format import read_recording
 from minitrain.recording.rules import alarms_in
-
-# ``minitrain/cli`` does not know the package ``recording``
-__all__ = ["SAME", "RecordingsCompared", "compare_recordings", "is_recording"]
 
 RecordingsVerdict = Literal[
     "equal bits", "same computation within rounding", "undecided", "different"

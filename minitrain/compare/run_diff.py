@@ -20,6 +20,7 @@ from torch import Tensor
 
 from minitrain.compare.diagnosis import Values, cause_in_step, cause_of, locate
 from minitrain.compare.difference import UNKNOWN, Cause, Difference, What, Why, why
+from minitrain.compare.formats import loaded
 from minitrain.compare.limits import CLOSE_ADAPTIVE, FLOAT32
 from minitrain.compare.run_tolerance import (
     FINAL,
@@ -70,7 +71,8 @@ class TrainingRun:
     def states(self) -> list[Mapping[str, Tensor]]:
         """The final state of every rank."""
         files = [one for key, one in self.entries.items() if key[0] == STATE]
-        return [read_state(file).tensors for file in files]
+        read = [read_state(file).tensors.items() for file in files]
+        return [{name: loaded(tensor) for name, tensor in of} for of in read]
 
 
 @dataclass

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from minitrain.compare.formats import PART, files_of, is_state
-from minitrain.compare.states import OnDisk, State, align, read_state
+from minitrain.compare.formats import PART, Unread, files_of, is_state, loaded
+from minitrain.compare.states import State, align, read_state
 from minitrain.core.errors import UserError
 from minitrain.core.files import require_regular
 from minitrain.core.progress import progress
@@ -101,7 +101,7 @@ def _compare_tensors(a: State, b: State, found: Comparison) -> None:
     ulps: list[int] = []
     far: dict[str, float] = {}
     for name in progress(both, "tensors", total=len(both)):
-        x, y = a.tensors[name], b.tensors[name]
+        x, y = loaded(a.tensors[name]), loaded(b.tensors[name])
         if not same_kind(x, y):
             found.unlike[name] = f"{_kind(x)} against {_kind(y)}"
             continue
@@ -127,9 +127,11 @@ def _compare_tensors(a: State, b: State, found: Comparison) -> None:
         found.max_abs_diff = max(far.values(), default=None)
     # a tensor in one state, another value in the other
     for name in (name for name in a.tensors if name in b.values):
-        found.unlike[name] = f"{_kind(a.tensors[name])} against {_kind(b.values[name])}"
+        x, value = loaded(a.tensors[name]), b.values[name]
+        found.unlike[name] = f"{_kind(x)} against {_kind(value)}"
     for name in (name for name in a.values if name in b.tensors):
-        found.unlike[name] = f"{_kind(a.values[name])} against {_kind(b.tensors[name])}"
+        value, y = a.values[name], loaded(b.tensors[name])
+        found.unlike[name] = f"{_kind(value)} against {_kind(y)}"
 
 
 def _only_here(mine: State, theirs: State) -> list[str]:
@@ -146,12 +148,9 @@ def _aliases(state: State, names: list[str], both: list[str]) -> dict[str, str]:
 
 
 def _place(state: State, name: str) -> tuple[object, ...]:
-    tensors = state.tensors
-    if isinstance(tensors, OnDisk) and not tensors.is_held(name):
-        # read on each lookup, so its address does not show a tie
-        return (name,)
-    tensor = tensors[name]
-    if not tensor.numel():
+    tensor = state.tensors[name]
+    # one that is read on each lookup has no address of its own
+    if isinstance(tensor, Unread) or not tensor.numel():
         return (name,)
     return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 

@@ -4,7 +4,7 @@ A state is read from any of the :mod:`.formats`, ours or foreign.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, product
 from pathlib import Path
@@ -34,51 +34,14 @@ ENTRY = re.compile(r"(.*\b|)state\.\d+\.")
 PLAIN = "without the words of wrappers in names"
 
 
-class OnDisk(Mapping[str, Tensor]):
-    """Tensors by name, each read when it is looked up.
-
-    A lookup raises UserError for a tensor that is sparse, quantized, nested or on the
-    meta device.
-    """
-
-    def __init__(self, source: Path, stored: Mapping[str, Tensor | Unread]) -> None:
-        self._source, self._stored = source, stored
-
-    def __getitem__(self, name: str) -> Tensor:
-        stored = self._stored[name]
-        tensor = stored.read() if isinstance(stored, Unread) else stored
-        is_plain = tensor.layout is torch.strided and not (
-            tensor.is_quantized or tensor.is_nested or tensor.is_meta
-        )
-        if not is_plain:
-            raise UserError(
-                f"{self._source}: tensor {name} is not plain: sparse, quantized, "
-                "nested, or without values (meta)"
-            )
-        return tensor
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._stored)
-
-    def __len__(self) -> int:
-        return len(self._stored)
-
-    def is_held(self, name: str) -> bool:
-        """Return whether the tensor is in memory, at one address for all lookups."""
-        return not isinstance(self._stored[name], Unread)
-
-    def renamed(self, names: Mapping[str, str]) -> "OnDisk":
-        """Return only the tensors in ``names`` (new name: current name)."""
-        return OnDisk(self._source, {new: self._stored[n] for new, n in names.items()})
-
-
 @dataclass(frozen=True)
 class State:
     """Entries of a file or a folder by name; names of nested entries are joined by
-    dots. ``objects``: the class path, by name, of Python objects, not unpickled.
+    dots. ``tensors``: use :func:`loaded` to read one; ``objects``: the class path, by
+    name, of Python objects, not unpickled.
     """
 
-    tensors: Mapping[str, Tensor]
+    tensors: Mapping[str, Tensor | Unread]
     values: Mapping[str, object] = field(default_factory=dict)
     objects: Mapping[str, str] = field(default_factory=dict)
 
@@ -90,13 +53,11 @@ class State:
         names = {new: name for new, name in pairs if new is not None}
         if len(names) < sum(new is not None for new, _ in pairs):
             return self
-        tensors = {new: name for new, name in names.items() if name in self.tensors}
+        tensors, values = self.tensors, self.values
         return replace(
             self,
-            tensors=self.tensors.renamed(tensors)
-            if isinstance(self.tensors, OnDisk)
-            else {new: self.tensors[name] for new, name in tensors.items()},
-            values={n: self.values[o] for n, o in names.items() if n not in tensors},
+            tensors={new: tensors[n] for new, n in names.items() if n in tensors},
+            values={new: values[n] for new, n in names.items() if n in values},
         )
 
 
@@ -104,8 +65,8 @@ def read_state(path: Path, prefix: str = "") -> State:
     """Read the state at ``path``; a leading ``prefix`` is removed from names.
 
     Raises:
-        UserError: the state is empty, torn, of another kind, or needs code to be read;
-            also a later lookup of a tensor that is damaged or not plain.
+        UserError: the state is empty, torn, of another kind, or needs code to be read,
+            or has a tensor that is sparse, quantized, nested or on the meta device.
     """
     tensors: dict[str, Tensor | Unread] = {}
     values: dict[str, object] = {}
@@ -122,13 +83,23 @@ def read_state(path: Path, prefix: str = "") -> State:
             objects[name] = leaf.path
         elif name in tensors or name in values:
             raise UserError(f"{path}: two entries are named {name!r}")
+        elif isinstance(leaf, Tensor) and not _is_plain(leaf):
+            raise UserError(
+                f"{path}: tensor {name} is not plain: sparse, quantized, nested, or "
+                "without values (meta)"
+            )
         elif isinstance(leaf, Tensor | Unread):
             tensors[name] = leaf
         else:
             values[name] = leaf
     if not tensors and not values:
         raise UserError(f"{path}: holds nothing to compare")
-    return State(OnDisk(path, tensors), values, objects)
+    return State(tensors, values, objects)
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    is_other = tensor.is_quantized or tensor.is_nested or tensor.is_meta
+    return tensor.layout is torch.strided and not is_other
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ import pytest
 
 from minitrain.analysis import account as analysis
 from minitrain.analysis.account import (
-    BOOTSTRAP_DRAWS,
     PARTS,
     account,
     ddp_says,
@@ -270,19 +269,13 @@ def width(rows: pd.DataFrame, part: str) -> float:
     return float(high - low)
 
 
-def test_interval_narrows_as_the_square_root_of_the_samples() -> None:
-    # half zeros, half ones: the mean of n has a deviation of 0.5 / sqrt(n), and 5 to
-    # 95 % of a normal are 2 x 1.645 deviations: 1.645 / sqrt(400) = 0.082
-    rows = [plain(20 + i, 0, data_ms=i % 2) for i in range(400)]
-    assert width(pd.DataFrame(rows), "data_ms") == pytest.approx(0.082, rel=0.1)
-    assert BOOTSTRAP_DRAWS >= 1000
-
-
 def test_interval_of_a_difference_holds_the_noise_of_both() -> None:
     """Interference: 400 steps and 400 calibrations, half of each 1 ms longer."""
     rows = [plain(20 + i, 0, to_last_bucket_ms=60 + i % 2) for i in range(400)]
     alone = [bracketed(500 + i, 0, backward_compute_ms=55 + i % 2) for i in range(400)]
     both = pd.DataFrame([*rows, *alone])
+    # the mean of n halves and ones has a deviation of 0.5 / sqrt(n), and 5 to 95 % of
+    # a normal are 2 x 1.645 deviations: 1.645 / sqrt(400) = 0.082
     assert width(both, "interference_ms") == pytest.approx(2**0.5 * 0.082, rel=0.1)
 
 

@@ -270,7 +270,7 @@ def hidden(timings: pd.DataFrame) -> pd.DataFrame:
     return timings.assign(to_last_bucket_ms=slowest, comm_exposed_ms=exposed)
 
 
-def test_wait_within_backward_hides_nobody() -> None:
+def test_wait_within_backward_hides_no_slow_rank() -> None:
     """A rank that is 30 % slower: the bracketed steps show it, the others do not."""
     timings = hidden(calibrated(noisy([0.0, 0.3 * OWN], 15, 1)))
     assert find_stragglers(timings, WARMUP).slow == []

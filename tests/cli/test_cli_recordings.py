@@ -91,9 +91,9 @@ def test_json(
 
 MISTAKES = [
     (["{a}", "ton"], "ton: does not exist (did you mean torn?)"),
-    (["state.pt", "{a}"], "state.pt: is a file; {a} is a recording, so"),
-    (["{a}", "{two}", "--twin", "no"], "--twin: no: does not exist"),
-    (["{a}", "empty"], "empty: is no recording; "),
+    (["{a}", "state.pt"], "state.pt: is a file; {a} is a recording, so"),
+    (["{a}", "{two}", "--twin", "no"], "no: does not exist"),
+    (["{a}", "empty"], "empty: is a folder; {a} is a recording, so"),
     (["{a}", "torn"], "torn: nothing recorded; "),
     (["{a}", "{two}", "--twin", "{again}"], "{again}: is no twin; "),
     (["state.pt", "state.pt", "--twin", "{twin}"], "--twin: is for two "),

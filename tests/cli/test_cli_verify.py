@@ -63,8 +63,8 @@ def test_mistakes_are_one_line(
         ("empty", "emty", "emty: does not exist"),
         ("emty", "nowhere", "emty: does not exist (did you mean empty?)"),
         ("empty", "empty", "empty: no training run, and holds no state"),
-        (".", "nowhere", "nowhere: does not exist; . is a fold"),
-        (__file__, ".", f"{__file__}: is a file; . is a fold"),
+        (".", "nowhere", "nowhere: does not exist"),
+        (__file__, ".", f".: is a folder; {__file__} is a file"),
     ):
         assert refusal(run, ["verify", a, b]).startswith(line)
     # and as users see it
@@ -75,7 +75,7 @@ def test_mistakes_are_one_line(
     printed = capsys.readouterr()
     assert printed.out == ""
     (only,) = printed.err.splitlines()
-    assert only.startswith("error: nowhere.pt: No such file")
+    assert only.startswith("error: nowhere.pt: does not exist")
 
 
 def test_help_starts_without_torch() -> None:

@@ -13,7 +13,7 @@ from torch import nn
 import minitrain
 from minitrain.cli.main import run
 from minitrain.cli.recording_words import times_compared
-from minitrain.cli.show import straggler, times_in_words
+from minitrain.cli.show import straggler
 from minitrain.core.errors import UserError
 from minitrain.recording.times import TimesCompared
 
@@ -116,7 +116,6 @@ def test_numbers_that_json_lacks_are_null(
     assert "0.0 %" in shown(tmp_path / "a", "--html", page, capsys=capsys)[1]
 
 
-PARTS = {"data_ms": 14.0, "forward_ms": 6.0, "step_ms": 20.0}
 SLOW = {"rank": 1, "excess_ms": 12.25}
 FOUND = {"slow": [SLOW], "undecided": None, "others_wait_ms": 11.5, "visible_ms": 2.0}
 
@@ -129,22 +128,6 @@ def test_slow_rank_and_its_part_are_named() -> None:
     )
     facts["stragglers"] = FOUND | {"slow": []}
     assert straggler(facts) == "no rank is slow: one that needs 2.0 ms more would show"
-
-
-def test_table_has_a_column_for_each_rank() -> None:
-    facts: dict[str, Any] = {
-        "parts": {"all": PARTS, "0": PARTS, "1": PARTS},
-        "steps_timed": 9,
-        "samples_per_s": 1234.5,
-        "stragglers": FOUND,
-        "late_part": "data_ms",
-    }
-    lines = times_in_words(facts)
-    assert lines[0] == "a step takes 20.0 ms (9 steps timed): 1,234 samples a second"
-    assert lines[1].split() == ["ms", "share", "rank", "0", "rank", "1"]
-    assert lines[2].split()[-4:] == ["70.0", "%", "14.0", "14.0"]
-    facts["parts"] = {"all": PARTS} | {str(rank): PARTS for rank in range(10)}
-    assert times_in_words(facts)[-2] == "  and 2 ranks more: --html and --json have all"
 
 
 def test_times_of_two_recordings_in_words() -> None:

@@ -77,7 +77,7 @@ def test_half_of_a_change_is_never_seen(tmp_path: Path) -> None:
     assert seen == {(0, "start"), (2**28 - 1, "end")}
 
 
-def test_process_that_is_no_rank_of_ours_has_a_place_that_nobody_sees(
+def test_process_that_is_no_rank_of_ours_has_a_private_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_place(place.file_of(tmp_path, 0))

@@ -222,7 +222,7 @@ def a_child_lives_on_after_its_rank(folder: Path) -> None:
         tensor = torch.zeros(1000)
         shared.all_reduce(tensor)
         if rank == 1:
-            # a data loader's worker, which nobody ends at once
+            # a data loader's worker, which outlives its rank
             child = os.fork()
             if child == 0:
                 used = "no error"

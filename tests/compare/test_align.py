@@ -1,12 +1,10 @@
-"""Trajectories of recordings: how far rounding may carry a tensor, and their cost."""
+"""Trajectories of recordings: how far rounding may carry a tensor."""
 
-import math
 from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from recorded import CLASSES, Model, Tensors, adamw, alter, dealt, mean, record
 from torch import Tensor, nn
@@ -114,20 +112,3 @@ def test_rounding_is_the_larger_of_both_runs(tmp_path: Path) -> None:
     for pair in (rows, rows[::-1]):
         (place, *_) = align.places_of(*pair, None)
         assert {*place.trajectory.eps.values()} == {torch.finfo(torch.float32).eps}
-
-
-@pytest.mark.parametrize("value", [1.0, math.nan])
-def test_steps_that_cannot_be_fitted_cost_no_fit(
-    value: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    entry = {"hash": "0", "norm": value, "sketch": [value] * 8}
-    rows = [
-        {"step": step, "gradients": {"w": entry}, "parameters": {"w": entry}}
-        for step in range(30)
-    ]
-    vectors = []
-    monkeypatch.setattr(align, "fit", lambda *_: pytest.fail("a fit"))
-    vector = align.vector
-    monkeypatch.setattr(align, "vector", lambda *a: vectors.append(a) or vector(*a))
-    assert not align._is_linear(rows)
-    assert len(vectors) == 2 * 29

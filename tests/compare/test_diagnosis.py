@@ -16,7 +16,6 @@ from minitrain.compare.diagnosis import (
 from minitrain.compare.difference import UNKNOWN, Cause, Difference, Why
 from minitrain.compare.gradient_causes import cause_in_buffers
 from minitrain.proof.evidence import first_difference
-from minitrain.recording.sketches import combination
 
 # each rank's share of the right gradient, of targets 1 : 3
 OWN = [torch.tensor([1.0, 0.0, 2.0, 0.5]), torch.tensor([0.0, 3.0, -1.0, 0.25])]
@@ -93,15 +92,6 @@ def test_cause_in_a_step(step: Tensor, cause: Cause) -> None:
 def test_buffers_of_the_others() -> None:
     assert cause_in_buffers([1, 2], 3).cause == Cause.BUFFERS_NOT_BROADCAST
     assert cause_in_buffers([0, 1, 2], 3) == UNKNOWN
-
-
-def test_combination_by_hand() -> None:
-    factors, rest = combination(3 * OWN[0] - OWN[1], OWN)
-    assert factors == pytest.approx([3, -1])
-    assert rest == pytest.approx(0, abs=1e-12)
-    # what is orthogonal to all parts is left
-    _, rest = combination(torch.tensor([0.0, 1.0]), [torch.tensor([1.0, 0.0])])
-    assert rest == pytest.approx(1)
 
 
 def batch(step: int, sha256: str, *ranks: str) -> dict[str, Any]:
@@ -191,18 +181,3 @@ def test_the_first_tensor_is_the_same_in_every_process() -> None:
     found = first_difference(rows, wanted, ["gradients"])
     assert found is not None
     assert found.tensor == names[0]
-
-
-@pytest.mark.parametrize(
-    ("cause", "fact", "sentence"),
-    [
-        (Cause.SAMPLES, "who", "other samples are read by {}"),
-        (Cause.NOT_BROADCAST, "ranks", "other start weights on {}: rank 0's were not"),
-        (Cause.ALONE, "ranks", "{} only: not synchronized, or other weights"),
-    ],
-)
-def test_sentences_fit_one_and_several_ranks(
-    cause: Cause, fact: str, sentence: str
-) -> None:
-    for ranks, named in (([1], "rank 1"), ([1, 2], "ranks 1, 2")):
-        assert str(Why(cause, {fact: ranks})).startswith(sentence.format(named))

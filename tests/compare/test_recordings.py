@@ -12,13 +12,16 @@ import torch
 from one_line import refusal
 from recorded import (
     BATCH,
+    BIAS,
     Normalized,
     Tensors,
     adamw,
     alter,
+    bias,
     dealt,
     mean,
     record,
+    reduced,
     rows_of,
     sgd,
     write,
@@ -51,7 +54,6 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 ONE, TWO, ALIKE = ((1, 2),), ((2, 2),), ((1, 1), (2, 2))
 BOTH, ALL = (*ONE, *TWO), ((1, 1), *ONE, *TWO)
-BIAS = "hidden.bias"
 
 
 @dataclass(frozen=True)
@@ -82,28 +84,6 @@ class Fault:
 def planted(name: str, what: str, cause: Cause, step: int = 0, /, **more: Any) -> Fault:
     of_fault = {key: more.pop(key) for key in {*more} & {*Fault.__annotations__}}
     return Fault(name, what, cause, step, more, **of_fault)
-
-
-def reduced(change: Callable[[Tensor], Tensor], *steps: int) -> Callable[..., Tensors]:
-    """The mean, with a change to each tensor (at these steps)."""
-
-    def reduce(own: Sequence[Tensors], rank: int, step: int) -> Tensors:
-        found = mean(own, rank, step)
-        is_here = not steps or step in steps
-        return {n: change(g) for n, g in found.items()} if is_here else found
-
-    return reduce
-
-
-def bias(change: Callable[..., Tensor | None]) -> Callable[..., Tensors]:
-    """The mean, with a change to one tensor, or without it."""
-
-    def reduce(own: Sequence[Tensors], rank: int, step: int) -> Tensors:
-        found = mean(own, rank, step)
-        changed = found | {BIAS: change(found[BIAS], own, rank, step)}
-        return {name: g for name, g in changed.items() if g is not None}
-
-    return reduce
 
 
 def summed(own: Sequence[Tensors], rank: int, step: int) -> Tensors:
@@ -464,7 +444,7 @@ def rows_read(*rows: list[int], labels: bool = False) -> dict[int, dict[str, Any
 
 
 @pytest.mark.parametrize("labels", [False, True])
-def test_rows_are_the_same_whatever_their_padding(labels: bool) -> None:
+def test_rows_are_the_same_with_any_padding(labels: bool) -> None:
     short, middle, long = [1, 2], [3, 4, 4, 5], [6, 7, 8, 1, 2, 3, 3]
     whole = rows_read(short, middle, long, labels=labels)
     for parts in (([short, middle], [long]), ([short], [middle, long])):

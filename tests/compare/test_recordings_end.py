@@ -98,7 +98,7 @@ def test_weights_that_are_changed_after_the_last_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("side", ["a", "b"])
-def test_an_end_that_nobody_saw_is_not_equal(tmp_path: Path, side: str) -> None:
+def test_missing_end_is_not_equal(tmp_path: Path, side: str) -> None:
     folders = {name: record(tmp_path / name) for name in "ab"}
 
     def forget(end: Row) -> None:

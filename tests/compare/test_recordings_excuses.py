@@ -1,5 +1,5 @@
 """What could excuse a fault, planted in recordings: ranks that stop, twins that go far
-or are none, noise, zeros, what nobody recorded.
+or are none, noise, zeros, missing records.
 """
 
 import math
@@ -8,16 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from one_line import refusal
 from recorded import (
     CLASSES,
     Model,
-    Tensors,
     adamw,
     alter,
-    mean,
+    bias,
     record,
+    reduced,
     rows_of,
     sgd,
     write,
@@ -115,10 +114,7 @@ def not_finite(row: Row) -> None:
     entry.update(hash="0" * 32, norm=math.nan, sketch=[math.nan] * 8)
 
 
-def halved_once(own: Sequence[Tensors], rank: int, step: int) -> Tensors:
-    found = mean(own, rank, step)
-    factor = 0.5 if step == 10 else 1.0
-    return found | {"hidden.bias": factor * found["hidden.bias"]}
+halved_once = bias(lambda g, own, rank, step: g * (0.5 if step == 10 else 1.0))
 
 
 def test_a_twin_that_is_not_finite_excuses_nothing(tmp_path: Path) -> None:
@@ -147,11 +143,6 @@ def test_gradients_that_a_twin_excuses_do_not_free_parameters(tmp_path: Path) ->
     assert where_first(found) == ("different", 20, "parameters")
 
 
-def flipped_once(own: Sequence[Tensors], rank: int, step: int) -> Tensors:
-    found = mean(own, rank, step)
-    return {n: g.flip(0) for n, g in found.items()} if step == 10 else found
-
-
 def test_what_only_a_far_twin_allows_is_undecided(tmp_path: Path) -> None:
     plan = {"optimizer": sgd, "steps": 11}
     a, twin = (record(tmp_path / str(x), twin=x, **plan) for x in (False, True))
@@ -159,6 +150,7 @@ def test_what_only_a_far_twin_allows_is_undecided(tmp_path: Path) -> None:
         alter(twin, 0, lambda row, kind=kind: scale(row[kind], 1.5), at=10)
     sound = record(tmp_path / "sound", world_size=2, **plan)
     assert compared(a, sound, twin).verdict == SAME
+    flipped_once = reduced(lambda g: g.flip(0), 10)
     b = record(tmp_path / "b", reduce=flipped_once, **plan)
     found = compared(a, b, twin)
     assert where_first(found) == ("undecided", 10, "gradients")
@@ -276,34 +268,22 @@ def test_one_tensor(
 # gradients that are not there
 
 
-def tiny(own: Sequence[Tensors], rank: int, step: int) -> Tensors:
-    found = mean(own, rank, step)
-    return found | {"hidden.bias": 1e-9 * found["hidden.bias"]}
-
-
-def zeros(own: Sequence[Tensors], rank: int, step: int) -> Tensors:
-    found = mean(own, rank, step)
-    return found | {"hidden.bias": torch.zeros_like(found["hidden.bias"])}
-
-
-def none(own: Sequence[Tensors], rank: int, step: int) -> Tensors:
-    return {n: g for n, g in mean(own, rank, step).items() if n != "hidden.bias"}
-
-
 def plain(parameters: Any, lr: float) -> SGD:
     return SGD(parameters, lr=30 * lr)
 
 
-@pytest.mark.parametrize("held", [tiny, zeros])
-def test_no_gradient_is_like_one_of_zeros_alone(tmp_path: Path, held: Any) -> None:
+@pytest.mark.parametrize("factor", [1e-9, 0.0])
+def test_no_gradient_is_like_one_of_zeros_alone(tmp_path: Path, factor: float) -> None:
     """And no equal bits of it."""
+    # plus zero: without negative zeros
+    held, none = bias(lambda g, *_: factor * g + 0.0), bias(lambda *_: None)
     a, b = (
-        record(tmp_path / one.__name__, reduce=one, optimizer=plain)
-        for one in (held, none)
+        record(tmp_path / name, reduce=reduce, optimizer=plain)
+        for name, reduce in (("a", held), ("b", none))
     )
     for pair, side in (((a, b), "B"), ((b, a), "A")):
         found = compared(*pair)
-        if held is zeros:
+        if not factor:
             assert found.verdict == SAME
             assert {step.mark for step in found.steps} == {"~"}
         else:
@@ -326,10 +306,8 @@ class Double(Model):
         return super().forward(x.double())
 
 
-def nearly(own: Sequence[Tensors], rank: int, step: int) -> Tensors:
-    """Off by what is rounding in float32, and a fault in float64."""
-    found = mean(own, rank, step)
-    return found | {"hidden.bias": (1 + 1e-8) * found["hidden.bias"]}
+# rounding in float32, and a fault in float64
+nearly = bias(lambda g, *_: (1 + 1e-8) * g)
 
 
 @pytest.mark.parametrize("optimizer", [adamw, sgd])
@@ -345,7 +323,7 @@ def test_float64_has_limits_of_its_own(tmp_path: Path, optimizer: Any) -> None:
     assert where_first(compared(a, b, twin)) == ("different", 0, "gradients")
 
 
-# what nobody recorded
+# missing records
 
 
 @pytest.mark.parametrize(
@@ -355,9 +333,7 @@ def test_float64_has_limits_of_its_own(tmp_path: Path, optimizer: Any) -> None:
         ({"inputs": [[]]}, "no samples were recorded in A and B, so data is not comp"),
     ],
 )
-def test_what_nobody_recorded_is_not_equal(
-    tmp_path: Path, lost: Row, said: str
-) -> None:
+def test_missing_record_is_not_equal(tmp_path: Path, lost: Row, said: str) -> None:
     a, b = (record(tmp_path / name) for name in "ab")
     for folder in (a, b):
         alter(folder, 0, lambda row: row.update(lost))

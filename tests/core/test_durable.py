@@ -105,7 +105,7 @@ print(moment - 1, hurt)
 
 
 @pytest.mark.parametrize(("kind", "moments"), [("file", 10), ("folder", 30)])
-def test_old_or_new_whichever_call_it_dies_at(
+def test_old_or_new_after_a_kill_at_any_call(
     tmp_path: Path, kind: str, moments: int
 ) -> None:
     place = tmp_path / "place"

@@ -38,17 +38,6 @@ def outcome(
     return raised.value.code, capsys.readouterr().err
 
 
-def test_garbage_is_looked_for_once_all_is_imported() -> None:
-    """Not during import, which creates none. Ranks are started with -m, too."""
-    see = "import gc; print(gc.isenabled())"
-    loading = [sys.executable, "-c", f"import stages.corpus; {see}"]
-    assert subprocess.check_output(loading, cwd=ROOT, text=True) == "True\n"
-    as_stage = f"import sys; sys.argv[0] = '-m'; import stages.corpus; {see}; "
-    as_stage += f"stages.corpus.run_stage(lambda: exec({see!r}))"
-    loading = [sys.executable, "-c", as_stage]
-    assert subprocess.check_output(loading, cwd=ROOT, text=True) == "False\nTrue\n"
-
-
 @pytest.mark.parametrize(
     ("error", "code", "line"),
     [

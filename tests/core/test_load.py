@@ -11,8 +11,6 @@ from minitrain.analysis.busy import MAX_SPREAD, MAX_TAKEN, why_busy
 from minitrain.core import load
 from minitrain.core.load import Usage, load_of
 
-QUIET = {"others_share": 0.02, "steal_share": 0.01}
-
 
 def stat(*cores: tuple[int, int]) -> str:
     """Return a /proc/stat with these busy and stolen seconds per core."""

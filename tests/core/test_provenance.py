@@ -6,7 +6,6 @@ import re
 import subprocess
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +18,6 @@ from minitrain.core.provenance import (
     code_sha256,
     installed_torch,
     machine,
-    measured_where,
     peak_memory_mb,
     provenance,
     require_one_machine,
@@ -72,15 +70,6 @@ def test_provenance() -> None:
     made = datetime.fromisoformat(found["measured_at"])
     assert timedelta() <= datetime.now(UTC) - made < timedelta(seconds=60)
     assert re.fullmatch(r"[0-9a-f]{64}", found["code_sha256"])
-
-
-def test_where_in_words() -> None:
-    here: dict[str, Any] = {"gpu": None, "cpu": "Abacus", "cores": 2, "torch": "2.13.0"}
-    origin = {"measured_at": "2026-11-21T10:00:00", "machine": here}
-    words = "Measured on 2026-11-21: Abacus, 2 cores, torch 2.13.0."
-    assert measured_where(origin) == words
-    here["gpu"] = "Counter"
-    assert measured_where(origin) == words.replace("Abacus, 2 cores", "Counter")
 
 
 def git(folder: Path, *arguments: str) -> None:

@@ -62,7 +62,7 @@ def test_page_does_what_it_says(
                 assert outcome.code == 0, outcome.output
     assert BUILDS & {*typed}
     assert read_json(copy / "metrics/equivalence.json")["gloo-2"]["verdict"] == "proven"
-    # two ranks add in one order, whatever the strategy
+    # two ranks add in one order with every strategy
     assert (state_of(copy) == before) == (page == "strategies")
 
 

@@ -40,7 +40,7 @@ def test_targets_are_labels_after_the_first_of_each_row() -> None:
     assert count_targets((torch.zeros(3, 2), torch.zeros(3))) == 3
 
 
-def test_bytes_lie_row_after_row_whatever_the_stride() -> None:
+def test_bytes_lie_row_after_row_for_any_stride() -> None:
     transposed = torch.tensor([[1, 3], [2, 4]], dtype=torch.uint8).T
     strided = torch.arange(9, dtype=torch.uint8)[1::2]
     assert bytes(bytes_of(transposed)) == b"\x01\x02\x03\x04"

@@ -162,7 +162,7 @@ def test_question_that_fails_is_asked_again(
     def ended_elsewhere() -> bool:
         asked.append(threading.current_thread().name)
         if len(asked) == 1:
-            raise RuntimeError("the store says what nobody expects")
+            raise RuntimeError("an unexpected answer of the store")
         return True
 
     watch = HangMonitor(tmp_path, lambda: {0: process.pid}, ended_elsewhere)

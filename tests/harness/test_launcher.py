@@ -6,8 +6,6 @@ import sys
 import time
 from pathlib import Path
 
-import nbclient
-import nbformat
 import pytest
 import torch
 import torch.distributed as dist
@@ -137,13 +135,3 @@ def test_network_error_of_a_ranks_own_is_its_own() -> None:
     with pytest.raises(RankError, match=said) as caught:
         launch(connection_to_a_file_server, 2, timeout_s=GENEROUS_S)
     assert "in connection_to_a_file_server" in caught.value.__notes__[0]
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_function_of_a_notebook_cell() -> None:
-    notebook = nbformat.v4.new_notebook()
-    notebook.cells = [nbformat.v4.new_code_cell(SCRIPT)]
-    nbclient.NotebookClient(
-        notebook, timeout=GENEROUS_S, kernel_name="python3"
-    ).execute()
-    assert notebook.cells[0].outputs[0].text == "[1, 11]\n"

@@ -40,7 +40,7 @@ def test_next_launch_removes_what_kill_9_left_and_nothing_that_lives() -> None:
     killed, left = start()
     killed.kill()
     killed.communicate()
-    # the holder of its lock is alive, whatever pids are in use
+    # the holder of its lock is alive, even if pids are reused
     holder = os.open(left, os.O_RDONLY)
     fcntl.flock(holder, fcntl.LOCK_EX)
     assert remove_abandoned() == []

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from diagrams import pictures
 from pages import Block, blocks, edit, pages_of, without_fences
-from project import PARAMS_FILE, ROOT, load_yaml, run_in
+from project import PARAMS_FILE, ROOT, load_yaml
 from test_house import DOORS, MAY_IMPORT
 
 import minitrain
@@ -284,23 +284,6 @@ def test_version_is_the_same_everywhere() -> None:
     assert citation["version"] == minitrain.__version__
     newest = re.findall(r"^## (\S+) - (\S+)$", TEXT["CHANGELOG.md"], re.MULTILINE)[0]
     assert newest == (minitrain.__version__, citation["date-released"])
-
-
-def test_hooks_and_ci_run_the_tools_of_make_test() -> None:
-    hooks = load_yaml(ROOT / ".pre-commit-config.yaml")
-    # a user's own files in the root are no concern of theirs
-    code = re.findall(r"^CODE := (.*)$", MAKEFILE, re.MULTILINE)[0].split()
-    assert hooks["files"] == f"^({'|'.join(code)})/"
-    for hook in hooks["repos"][0]["hooks"]:
-        assert f"$(BIN)/{hook['entry'].removeprefix('.venv/bin/')}" in MAKEFILE
-    assert "bash .ci/run" in (ROOT / ".github/workflows/ci.yml").read_text()
-
-
-def test_help_lists_every_target_with_a_line() -> None:
-    done = run_in(ROOT, "make", "--silent", "help")
-    listed = [line.split(maxsplit=2) for line in done.stdout.splitlines()]
-    assert [words[1] for words in listed] == TARGETS
-    assert all(len(words) == 3 for words in listed)
 
 
 def test_every_strategy_is_documented_and_the_one_of_the_page_is_tested() -> None:

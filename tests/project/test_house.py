@@ -153,15 +153,6 @@ def test_packages_import_and_guarantees_are_known_without_torch() -> None:
     assert done.stdout == "False\n", done.stderr
 
 
-def test_the_loop_is_short_enough_to_be_read_aloud() -> None:
-    """Its arguments are the rank's worker and the steps only."""
-    tree = ast.parse((ROOT / "minitrain/train/loop.py").read_text())
-    (loop,) = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)]
-    assert [argument.arg for argument in loop.args.args] == ["worker", "steps"]
-    body = loop.body[1:]
-    assert loop.end_lineno - body[0].lineno < 20
-
-
 def test_what_torch_does_not_document_is_used_in_one_file() -> None:
     private = re.compile(
         r"torch\._[A-Za-z]|\b_get_ddp_logging_data|\._sync_params|\._version\b"

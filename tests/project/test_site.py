@@ -33,7 +33,7 @@ def test_menu_has_every_page_of_the_docs_once() -> None:
 
 
 @pytest.mark.slow
-def test_site_is_built_and_asks_nobody_for_anything(tmp_path: Path) -> None:
+def test_site_is_built_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
     if not MKDOCS.exists():
         pytest.skip("no .venv-docs; make test makes it")
     build = (MKDOCS, "build", "--strict", "--site-dir", tmp_path / "site")
@@ -90,17 +90,8 @@ def test_badges_say_what_is_true() -> None:
     assert f"{PROJECT['license']} License" in (ROOT / "LICENSE").read_text()
 
 
-def workflow(name: str) -> dict[str, Any]:
-    return load_yaml(ROOT / f".github/workflows/{name}.yml")
-
-
-def test_workflow_runs_every_job_with_the_python_that_is_promised() -> None:
-    ci = workflow("ci")
-    assert ci["permissions"] == {"contents": "read"}
-    job = ci["jobs"]["test"]
-    # a hang must not last six hours, and what `make test` takes must fit
-    limits = map(int, re.findall(r"\d+", job["timeout-minutes"]))
-    assert all(30 <= limit <= 180 for limit in limits)
+def test_workflow_runs_jobs_that_exist_with_the_promised_python() -> None:
+    job = load_yaml(ROOT / ".github/workflows/ci.yml")["jobs"]["test"]
     matrix = job["strategy"]["matrix"]
     assert matrix["python"] == [LEAST]
     script = (ROOT / ".ci/run").read_text()

@@ -165,7 +165,10 @@ def test_breach_that_verify_found(after, copy: Path) -> None:
     outcome = after(EQUIVALENCE)
     assert_refused(outcome, copy, "ranks")
     assert "injected" in outcome.line
-    assert read_json(copy / "metrics/equivalence.json")["gloo-2"]["ranks"] == injected
+    metrics = copy / "metrics"
+    assert read_json(metrics / "equivalence.json")["gloo-2"]["ranks"] == injected
+    assert "injected" in read_json(metrics / "summary.json")["breach"]
+    assert "injected" in (metrics / "report.md").read_text()
 
 
 @pytest.mark.parametrize(

@@ -65,27 +65,21 @@ def test_every_study_fits_its_schema() -> None:
         assert [n for n in names(stated) if not isinstance(n, str)] == [], name
 
 
+# rules for all keys: tests/core/test_schema.py
 MISTAKES: list[tuple[str, str, Any, str]] = [
-    ("strategies", "world_size", 1, "world_size = 1: must be greater than or"),
     ("strategies", "num_round", 16, "num_round: unknown key (did you mean num_r"),
     ("strategies", "steps_per_round", None, "steps_per_round = null: must be a"),
     ("strategies", "global_batch_sizes", [8], "global_batch_sizes = [8]: must h"),
-    ("strategies", "global_batch_sizes", [8, 8], "global_batch_sizes = [8, 8]: m"),
-    ("buckets", "bucket_caps_mb", [0, None], "bucket_caps_mb[0] = 0: must be gr"),
     ("buckets", "bucket_caps_mb", [1], "bucket_caps_mb = [1.0]: must be a list w"),
-    ("buckets", "bucket_caps_mb", [None, 1, 1], "bucket_caps_mb = [null, 1, 1]: "),
     ("collectives", "smallest_bytes", 6, "smallest_bytes = 6: must be a multip"),
     ("collectives", "smallest_bytes", 12, "smallest_bytes = 12: must be a power"),
     ("collectives", "smallest_bytes", 2**30, "largest_bytes = 268435456: must be "),
     ("collectives", "goals", {"4k": 3}, "goals.4k = '4k': must be a valid"),
-    ("noise", "strategies", ["ddp", "ddp"], "strategies = ['ddp', 'ddp']: must b"),
     ("noise", "strategies", [*"abcde"], "strategies = ['a', 'b', 'c', 'd', 'e']:"),
     ("noise", "numbers_of_rounds", [22, 24], "numbers_of_rounds = [22, 24]: mus"),
-    ("trace", "backend", "mpi", "backend = 'mpi': must be 'gloo' or 'nccl'"),
     ("stragglers", "global_batch_size", 9, "global_batch_size = 9: must be a mul"),
     ("stragglers", "num_warmup_steps", 120, "num_warmup_steps = 120: must be bel"),
     ("stragglers", "smallest_delay", 0.6, "smallest_delay = 0.6: must be at most"),
-    ("stragglers", "cpu_shares", [1.0], "cpu_shares[0] = 1.0: must be less than 1"),
 ]
 
 

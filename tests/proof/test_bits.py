@@ -10,7 +10,6 @@ import torch
 from tiny import tiny_params
 from torch import Tensor
 
-from minitrain.analysis.verdicts import CheckVerdict, as_dicts
 from minitrain.core.params import Train
 from minitrain.proof.bits import (
     Rung,
@@ -31,7 +30,6 @@ from minitrain.proof.tolerances import (
     one_process_rungs,
     state_limits,
 )
-from minitrain.proof.words import printed
 
 State = dict[str, Tensor]
 DEFAULT_RATE = 3e-4
@@ -529,20 +527,6 @@ def test_rungs_can_be_written_as_json(fault: State) -> None:
         assert json.loads(json.dumps(written, allow_nan=False)) == written
         names = ["bytes_equal", "max_ulp", "max_abs_diff", "verdict", "detail"]
         assert list(written) == names
-
-
-def test_printed_ladder_has_the_words_of_the_report_and_distances() -> None:
-    within = CheckVerdict.WITHIN
-    ladder = {
-        "replay": bits_rung(state(), state()),
-        "one_process": Rung(False, 812, 3.1e-06, within, "allowed: 0.0003"),
-        "reference": Rung(None, None, None, within, "at most 0 of it"),
-    }
-    assert printed(as_dicts(ladder)) == [
-        "replay       equal",
-        "one_process  within tolerance  3.1e-06 apart; allowed: 0.0003",
-        "reference    within tolerance  at most 0 of it",
-    ]
 
 
 def test_a_rank_that_recorded_nothing_is_named() -> None:

@@ -65,5 +65,5 @@ def test_reference_is_one_process_with_ddp_and_whole_batches() -> None:
         assert not is_one_process(run, params), (run, params.train.sync)
 
 
-def test_of_other_strategies_nobody_asks_it() -> None:
+def test_other_strategies_are_not_compared_across_world_sizes() -> None:
     assert across_world_sizes("gloo-2", *runs_of("ddp"), Path()) == {}

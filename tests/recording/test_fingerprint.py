@@ -42,13 +42,6 @@ def test_digest_is_of_the_bytes_in_row_major_order(dtype: torch.dtype) -> None:
     assert digest(tensor[0, 0]) == digest(tensor.reshape(-1)[:1])
 
 
-def test_digest_tells_one_bit_and_minus_zero() -> None:
-    zeros = torch.zeros(1000)
-    other = zeros.clone()
-    other[999] = -0.0
-    assert digest(zeros) != digest(other)
-
-
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_sketch_is_eight_finite_numbers_and_the_norm_exact(shape: tuple) -> None:
     tensor = drawn(*shape)
@@ -65,13 +58,6 @@ def test_a_sketch_is_linear(shape: tuple) -> None:
     a, b = drawn(*shape).double(), drawn(*shape, seed=1).double()
     mean = [(x + y) / 2 for x, y in zip(sketch(a), sketch(b), strict=True)]
     assert sketch((a + b) / 2) == pytest.approx(mean, rel=1e-9, abs=1e-9)
-
-
-def test_a_sketch_by_hand() -> None:
-    """One element lands in one bin, with a sign."""
-    one = torch.zeros(BLOCK + 11)
-    one[BLOCK + 10] = 3.0
-    assert sorted(map(abs, sketch(one))) == [0, 0, 0, 0, 0, 0, 0, 3.0]
 
 
 def test_a_sketch_is_the_same_in_every_version() -> None:

@@ -1,4 +1,4 @@
-"""Files of a recording: written line by line, read whatever a kill left of them."""
+"""Files of a recording: written line by line, read as far as a kill left them."""
 
 import errno
 import json

@@ -1,4 +1,4 @@
-"""Whatever wraps the model, and whenever: the recorder hears the model inside."""
+"""Wrappers of the model, made before or after the start, do not hide it."""
 
 from contextlib import nullcontext
 from pathlib import Path
@@ -21,7 +21,7 @@ from minitrain.recording.hooks import acts_in_training
 
 
 class Simple(nn.Module):
-    """Without buffers, which nobody broadcasts where parameters are in parts."""
+    """Without buffers, which are not broadcast if parameters are sharded."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ def test_a_wrapper_that_is_passed_by_or_made_anew_is_seen(tmp_path: Path) -> Non
     assert [row["synced"] for row in rows] == [None] * 4
 
 
-def test_names_are_those_of_the_user_whatever_is_compiled(tmp_path: Path) -> None:
+def test_names_are_those_of_the_user_if_parts_are_compiled(tmp_path: Path) -> None:
     inner = Net()
     # no wrapper where it is not all
     inner.module = nn.Linear(1, 1)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from recorded import buffers_of
 from recorded_loops import (
     Net,
     batch,
@@ -25,20 +26,13 @@ from minitrain.recording.fingerprint import digest, fingerprint
 from minitrain.recording.format import path_of_rank, read_recording
 
 
-def kept_of_buffers(model: nn.Module) -> dict[str, Any]:
-    return {
-        name: fingerprint(b) if b.is_floating_point() else {"hash": digest(b)}
-        for name, b in model.named_buffers()
-    }
-
-
 def test_a_step_has_what_the_loop_did(tmp_path: Path) -> None:
     """Worked out beside the recorder."""
     torch.manual_seed(0)
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.25)
     start = {name: digest(p) for name, p in model.named_parameters()}
-    buffers = kept_of_buffers(model)
+    buffers = buffers_of(model)
     with minitrain.record(model, optimizer, tmp_path) as recorder:
         told = loss_of(model, batch(0))
         recorder.loss(told)
@@ -75,7 +69,7 @@ def test_a_step_has_what_the_loop_did(tmp_path: Path) -> None:
     assert one.end
     assert (one.end["steps"], one.end["forwards"]) == ({"0": 1}, 1)
     assert one.end["parameters"] == row["parameters"]
-    assert one.end["buffers"] == kept_of_buffers(model) != buffers
+    assert one.end["buffers"] == buffers_of(model) != buffers
     assert one.alarms == []
 
 
@@ -213,7 +207,7 @@ def test_an_error_ends_the_recording_early(tmp_path: Path) -> None:
     one = read_recording(tmp_path).ranks[0]
     assert list(one.steps) == [(0, 0), (0, 1)]
     assert one.end is None
-    # and nobody listens any more
+    # the hooks are gone
     train_alone(None)
     assert list(read_recording(tmp_path).ranks[0].steps) == [(0, 0), (0, 1)]
 

@@ -87,7 +87,6 @@ THREE = own_of(1, 3)
 PAIR = mean(THREE[:2])
 PART = {n: (THREE[0][n] + THREE[2][n]) / 3 for n in SHAPES}
 HALF = scaled(mean(OWN), 0.5)
-HALVED = rows_of(0, own_of(0, 2), [scaled(mean(own_of(0, 2)), 0.5)] * 2)
 NAN = scaled(mean(OWN), math.nan)
 ROUNDED = {name: tensor * (1 + 2e-7) for name, tensor in mean(OWN).items()}
 NEAR = [OWN[0], {n: t + 1e-6 * random_tensors(5)[n] for n, t in OWN[0].items()}]

@@ -318,7 +318,7 @@ def line_for(found: list[Alarm | None]) -> str:
     return found[0].line
 
 
-def test_those_who_are_at_the_same_place_agree_and_leave_no_keys() -> None:
+def test_ranks_at_the_same_place_agree_and_leave_no_keys() -> None:
     ranks = ranks_of(3)
     for step in range(20):
         found = at_once(ranks, lambda one, s=step: one.come(f"step {s}", s))
@@ -327,7 +327,7 @@ def test_those_who_are_at_the_same_place_agree_and_leave_no_keys() -> None:
     assert ranks[0].store.num_keys() <= 3 + 2 + 1
 
 
-def test_who_waited_in_vain_decides_for_who_comes_late() -> None:
+def test_ranks_that_timed_out_decide_for_the_late_one() -> None:
     """Though all are there by then."""
     ranks = ranks_of(3, 0.3)
     early = at_once(ranks[:2], lambda one: one.come("step 5", 5))
@@ -359,7 +359,7 @@ def test_ranks_at_unlike_places_hear_it_at_once() -> None:
     assert line_for(found) == line + ENDS
 
 
-def test_nobody_waits_for_who_has_left() -> None:
+def test_rank_that_has_left_is_not_waited_for() -> None:
     ranks = ranks_of(2)
     at_once(ranks, lambda one: one.come("step 0", 0))
     ranks[1].leave()

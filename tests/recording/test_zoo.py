@@ -19,7 +19,6 @@ from minitrain.compare.recordings import RecordingsCompared, compare_recordings
 from minitrain.core.errors import RankError
 from minitrain.harness.launcher import launch
 from minitrain.recording.format import Row, read_recording
-from minitrain.recording.rows import TWIN
 
 FIRST, HEAD = "first.weight", "head.weight"
 
@@ -196,22 +195,6 @@ def test_without_a_bug_it_is_the_same_computation(
     assert bug or found.alarms == {"A": [], "B": []}
 
 
-def test_adam_is_the_same_computation_with_a_twin(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    setting = Setting(adam=True, every=5)
-    one, two, twin = (tmp_path / name for name in ("one", "two", "twin"))
-    run(one, "", setting, 0, 1)
-    launch(train, 2, two, "", setting)
-    monkeypatch.setenv(TWIN, "1")
-    run(twin, "", setting, 0, 1)
-    for pair in ((one, two), (one, two, twin), (one, twin)):
-        found = compare_recordings(*pair)
-        assert found.verdict == "same computation within rounding"
-        assert [s.step for s in found.steps] == [0, 1, 2, 5, 10, 11]
-        assert [s.end for s in found.steps] == [False] * 5 + [True]
-
-
 @pytest.mark.parametrize(
     ("bug", "step", "cause"),
     [
@@ -246,14 +229,6 @@ def test_a_rank_with_fewer_batches_says_whom_it_waited_for(tmp_path: Path) -> No
     assert f"last heard of: step {last}; probable cause" in found["line"]
     assert f"rank {VICTIM} ran out of batches" in found["line"]
     assert recording.ranks[0].end is None
-
-
-def test_a_fault_between_recorded_steps(tmp_path: Path) -> None:
-    launch(train, 2, tmp_path, "missing_last_sync", Setting(every=5))
-    (found,) = read_recording(tmp_path).ranks[0].alarms
-    assert (found["rule"], found["step"], found["ranks"]) == ("parameters", 5, [VICTIM])
-    assert "since a step after 2" in found["line"]
-    assert "every=1" in found["line"]
 
 
 STEPS = 6

@@ -50,7 +50,7 @@ def test_cause_goes_before_the_order_of_runs() -> None:
     assert breach_line(verdicts) == "gloo-4: data: a; and 3 more"
 
 
-def test_a_line_stays_short_whatever_breaches() -> None:
+def test_a_line_of_many_breaches_stays_short() -> None:
     for length in (60, 400):
         names = {f"rung_{number}": "d" * length for number in range(12)}
         verdicts = {f"gloo-{size}": breached(**names) for size in (2, 4, 8)}

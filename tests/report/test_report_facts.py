@@ -29,10 +29,10 @@ from report_inputs import (
 )
 from zoo_digest import LossCurve
 
-from minitrain.core.arms import baseline_arms
 from minitrain.core.errors import UserError
 from minitrain.report.checks import Mark, byte_equivalent, outcomes_of
 from minitrain.report.facts import Facts, exposed_comm_pct
+from minitrain.report.numbers import times
 from minitrain.report.publish import lesson_notes, manifest, report, summary
 from minitrain.report.published import summary_lines
 from minitrain.report.render import sentence
@@ -367,7 +367,8 @@ def test_bugs_are_counted_by_their_loss_curve_and_by_their_check() -> None:
     )
 
 
-def test_duplicate_of_an_arm_is_named_as_one() -> None:
-    arms = {arm.name: arm for arm in baseline_arms([1, 2])}
-    words = sentence("arm", arms["one_process-again"], "shm")
-    assert words == "one process, A/A duplicate"
+def test_ratio_that_is_not_one_does_not_read_as_one() -> None:
+    assert times(1.64, 0.5) == ["1.64", "0.50"]
+    # all with the same precision
+    assert times(1.004, 1.64) == ["1.004", "1.640"]
+    assert times(0.9951) == ["0.995"]

@@ -3,11 +3,10 @@
 from typing import Any
 from xml.etree import ElementTree
 
-import pytest
 from report_inputs import facts, ladder_of, provenance_of, rung
 
 from minitrain.report.facts import Facts
-from minitrain.report.overview import WIDTH, draw_overview
+from minitrain.report.overview import draw_overview
 
 SVG = "{http://www.w3.org/2000/svg}"
 NASTY = '<script>alert(1)</script> & "quoted" \x0b\x00\ufffe end'
@@ -45,24 +44,6 @@ def test_it_shows_the_facts_of_the_run() -> None:
         assert text in shown
     assert shown.count("16 of these") == 2
     assert any(text.startswith("“Rank 0 <b>reads</b>") for text in shown)
-
-
-@pytest.mark.parametrize(
-    ("size", "columns"), [(1, [0]), (2, [0, 1]), (3, [0, 1, 2]), (8, [0, 1, 7])]
-)
-def test_ranks_have_columns_side_by_side(size: int, columns: list[int]) -> None:
-    speeds = {f"gloo_{size}": 9_000, f"gloo_{size}_no_sync": 9_500}
-    picture = drawn(facts([size], speeds=speeds))
-    shown = texts(picture)
-    names = [text for text in shown if text.startswith("rank ")]
-    assert names == [f"rank {rank}" for rank in columns]
-    assert ("…" in shown) == (size > 3)
-    boxes = [box for box in picture.findall(f"{SVG}svg") if box.get("height") == "136"]
-    spans = [(float(box.attrib["x"]), float(box.attrib["width"])) for box in boxes]
-    ends = [0.0, *(x + width for x, width in spans)]
-    for (x, _), end in zip(spans, ends, strict=False):
-        assert x > end
-    assert ends[-1] < WIDTH
 
 
 def test_a_check_that_compared_no_bits_is_not_called_the_same() -> None:

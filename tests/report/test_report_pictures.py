@@ -12,7 +12,7 @@ from matplotlib.text import Text
 from report_inputs import ACCOUNT, account_of, facts, provenance_of
 
 from minitrain.report import canvas
-from minitrain.report.pictures import draw_account, draw_losses, draw_scaling, spread
+from minitrain.report.pictures import draw_account, draw_scaling
 
 
 def texts(figure: Figure) -> list[str]:
@@ -102,35 +102,12 @@ def test_account_puts_a_negative_part_left_of_zero(
     assert {"a step: 98.8 ms", "a step: 90.0 ms"} <= {*shown}
 
 
-def test_losses_keep_every_curve_visible(tmp_path: Path, drawn: list[Figure]) -> None:
-    losses = facts([1, 2, 4]).losses
-    draw_losses(losses, "Losses", tmp_path / "losses.png")
-    lines = drawn[0].axes[0].get_lines()
-    widths = [line.get_linewidth() for line in lines]
-    assert widths == sorted(set(widths), reverse=True)
-    assert [line.get_label() for line in lines] == ["gloo-1", "gloo-2", "gloo-4"]
-
-
 def test_equal_inputs_give_equal_bytes(tmp_path: Path) -> None:
     for name in ("one.png", "two.png"):
         draw_scaling(facts([1, 2]), "t", tmp_path / name)
     one, two = ((tmp_path / name).read_bytes() for name in ("one.png", "two.png"))
     assert one == two
     assert b"matplotlib" not in one.lower()
-
-
-@pytest.mark.parametrize(
-    ("heights", "expected"),
-    [
-        ([0, 5, 10], [0, 5, 10]),
-        ([4, 4], [3.5, 4.5]),
-        ([4, 4, 4], [3, 4, 5]),
-        # 1 and 1.5 move by 0.25 each; 9 stays
-        ([1, 1.5, 9], [0.75, 1.75, 9]),
-    ],
-)
-def test_spread(heights: list[float], expected: list[float]) -> None:
-    assert spread(heights, gap=1) == pytest.approx(expected)
 
 
 def test_pictures_of_a_busy_machine_show_no_number(

@@ -32,25 +32,6 @@ def measured(world_sizes: list[int], **changes: Any) -> Facts:
     return facts(world_sizes, **given)
 
 
-@pytest.mark.parametrize(
-    ("one", "line"),
-    [
-        (16_400, "no difference to one process or all cores, floor 0.2 %"),
-        (10_000, "1.64 times one process, no difference to all cores, floor 0.2 %"),
-    ],
-)
-def test_line_of_an_undecided_speed(tmp_path: Path, one: int, line: str) -> None:
-    """The other lines are in sentences.txt."""
-    speeds = {"one_process_all_cores": 16_400, "one_process": one}
-    ok, lines = summary_lines(published(tmp_path, measured([1, 2], speeds=speeds)))
-    assert ok
-    assert [text.split()[0] for text in lines] == [
-        *("Bits", "Speed", "Time", "Loss", "Report")
-    ]
-    assert lines[1] == f"Speed  gloo-2: {line}"
-    assert lines[4] == f"Report {tmp_path / 'report.html'}"
-
-
 def test_line_of_runs_with_different_verdicts(tmp_path: Path) -> None:
     alike = measured([1, 2, 4])
     mixed = proven([1, 2, 4])

@@ -11,7 +11,6 @@ from crossover import (
     Crossover,
     crossover,
     gain_of,
-    measurable,
     sides,
     varied,
 )
@@ -192,21 +191,6 @@ def test_two_processes_pay_where_they_save_more_than_they_send() -> None:
     assert found is not None
     assert found.at == pytest.approx(24)
     assert found.above
-
-
-def test_what_can_be_measured() -> None:
-    for over, value, up, expected in [
-        ("batch", 5.1, False, 4),
-        ("batch", 5.1, True, 6),
-        ("batch", 4.0, True, 4),
-        ("batch", 1.2, False, 2),
-        ("width", 50, False, 48),
-        ("width", 50, True, 56),
-        ("mbit", 347, False, 340),
-        ("mbit", 347, True, 350),
-        ("mbit", 1234, True, 1300),
-    ]:
-        assert measurable(over, value, 2, up=up) == pytest.approx(expected)
 
 
 def gain(x: float) -> float:

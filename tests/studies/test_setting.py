@@ -5,10 +5,8 @@ from typing import Any
 
 import pytest
 from distinct import repeated
-from interleaved import only_ddp
 from link_rate import bytes_per_s
 from setting import Setting, new_in, setting_of
-from tiny import tiny_params
 
 from minitrain.core.errors import UserError
 
@@ -18,22 +16,6 @@ DDP = Setting("ddp", 2, 4, 128, 8, link="1gbit")
 
 def changed(place: int, value: Any) -> list[Any]:
     return [*ROW[:place], value, *ROW[place + 1 :]]
-
-
-def test_a_row_has_its_fields_in_order() -> None:
-    setting = setting_of(ROW)
-    assert setting == Setting(
-        sync="ddp",
-        processes=2,
-        n_layer=4,
-        n_embd=128,
-        samples=8,
-        micro_batches=2,
-        bucket_cap_mb=None,
-        link="1gbit",
-    )
-    assert setting.silent == setting_of(["none", 2, 4, 128, 8, 2, None, "loopback"])
-    assert setting.alone == setting_of(["none", 1, 4, 128, 8, 2, None, "loopback"])
 
 
 def test_what_does_not_fit() -> None:
@@ -99,9 +81,3 @@ def test_rates_by_hand() -> None:
     for rate in ("", "1", "gbit", "0mbit", "1mbps", "-1gbit", "1e3m"):
         with pytest.raises(UserError, match=r"^link = .*: must be a rate such as 100m"):
             bytes_per_s(rate)
-
-
-def test_arms_begin_with_stock_ddp() -> None:
-    other = tiny_params(sync="shm", precision="bf16", overlap=False)
-    assert only_ddp(other).train == only_ddp(tiny_params()).train
-    assert only_ddp(other).train.sync == "ddp"

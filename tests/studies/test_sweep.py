@@ -9,7 +9,7 @@ import sweep as sweeping
 import sweep_rank
 import torch.distributed as dist
 from describe import goals_table
-from sweep import powers_of_4, statistics, sweep
+from sweep import statistics, sweep
 from sweep_rank import (
     MIN_TRIALS,
     NUM_VISITS,
@@ -22,20 +22,9 @@ from sweep_rank import (
 )
 from torch import Tensor
 
-from minitrain.core.errors import EvidenceError, UserError
+from minitrain.core.errors import EvidenceError
 
 SIZES = [4, 4096]
-
-
-def test_sizes_by_hand() -> None:
-    assert powers_of_4(4, 1024) == [4, 16, 64, 256, 1024]
-    assert powers_of_4(4, 1023) == [4, 16, 64, 256]
-    assert powers_of_4(16, 16) == [16]
-    # 4 B to 256 MiB
-    assert len(powers_of_4(4, 2**28)) == 14
-    for smallest in (-4, 0, 2, 6):
-        with pytest.raises(UserError, match=f"smallest size = {smallest} bytes"):
-            powers_of_4(smallest, 1024)
 
 
 # 2 (n - 1) / n: 1 for two ranks, 6 / 4 for four

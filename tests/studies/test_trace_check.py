@@ -102,7 +102,7 @@ def elsewhere(rank: TracedRank, by_ns: int) -> TracedRank:
     )
 
 
-def test_no_rank_can_wait_for_nobody(ranks: Ranks) -> None:
+def test_no_rank_waits_before_all_have_handed_over(ranks: Ranks) -> None:
     """Rank 0 reduces its first bucket at 60 us; rank 1 has handed it over by then, or
     not.
     """

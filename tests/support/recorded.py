@@ -18,6 +18,8 @@ from minitrain.recording.format import Writer, line_of
 
 Tensors = dict[str, Tensor]
 NUM_SAMPLES, BATCH, SIZE, CLASSES = 640, 16, 12, 4
+# the tensor that `bias` changes
+BIAS = "hidden.bias"
 
 
 def adamw(parameters: Any, lr: float) -> Optimizer:
@@ -61,6 +63,28 @@ class Normalized(nn.Module):
 def mean(own: Sequence[Tensors], rank: int, step: int) -> Tensors:
     """Return the mean of the ranks' own gradients."""
     return {name: sum(one[name] for one in own) / len(own) for name in own[0]}  # type: ignore
+
+
+def reduced(change: Callable[[Tensor], Tensor], *steps: int) -> Callable[..., Tensors]:
+    """The mean, with a change to each tensor (at these steps)."""
+
+    def reduce(own: Sequence[Tensors], rank: int, step: int) -> Tensors:
+        found = mean(own, rank, step)
+        is_here = not steps or step in steps
+        return {n: change(g) for n, g in found.items()} if is_here else found
+
+    return reduce
+
+
+def bias(change: Callable[..., Tensor | None]) -> Callable[..., Tensors]:
+    """The mean, with a change to one tensor, or without it."""
+
+    def reduce(own: Sequence[Tensors], rank: int, step: int) -> Tensors:
+        found = mean(own, rank, step)
+        changed = found | {BIAS: change(found[BIAS], own, rank, step)}
+        return {name: g for name, g in changed.items() if g is not None}
+
+    return reduce
 
 
 def dealt(step: int, world_size: int, order: Tensor) -> list[Tensor]:
@@ -126,7 +150,7 @@ def record(folder: Path, plan: Plan | None = None, **changes: Any) -> Path:
     for step in range(plan.steps):
         plan.early(step, models, optimizers)
         batches = plan.deal(step, plan.world_size, order)
-        buffers = [_buffers(one) for one in models]
+        buffers = [buffers_of(one) for one in models]
         own = [_own(plan, models[r], x[batches[r]], y[batches[r]]) for r in ranks]
         for rank in ranks:
             optimizer, one = optimizers[rank], models[rank]
@@ -146,7 +170,7 @@ def record(folder: Path, plan: Plan | None = None, **changes: Any) -> Path:
         plan.after(step, models, optimizers)
     for writer, one in zip(writers, models, strict=True):
         end = {"steps": {"0": plan.steps}, "forwards": plan.steps}
-        end |= {"parameters": _parameters(one), "buffers": _buffers(one)}
+        end |= {"parameters": _parameters(one), "buffers": buffers_of(one)}
         writer.append(line_of({"kind": "end", **end}))
         writer.close()
     return folder
@@ -162,7 +186,8 @@ def _own(plan: Plan, model: nn.Module, x: Tensor, y: Tensor) -> Tensors:
     }
 
 
-def _buffers(model: nn.Module) -> dict[str, Any]:
+def buffers_of(model: nn.Module) -> dict[str, Any]:
+    """Return the fingerprints of its buffers, as a step records them."""
     return {
         name: fingerprint(b) if b.is_floating_point() else {"hash": digest(b)}
         for name, b in model.named_buffers()

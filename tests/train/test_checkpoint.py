@@ -239,7 +239,7 @@ def test_a_rank_that_cannot_write_ends_all_and_keeps_what_was_there(
     assert len(json.loads((tmp_path / "step-3" / MANIFEST).read_text())["files"]) == 2
 
 
-def test_a_run_forgets_its_own_and_nobody_elses(tmp_path: Path) -> None:
+def test_a_run_forgets_its_own_checkpoints_only(tmp_path: Path) -> None:
     one, other = (checkpoints_in(tmp_path / ".m/all" / name) for name in "ab")
     save(one, 3)
     save(other, 3)

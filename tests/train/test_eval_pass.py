@@ -56,7 +56,7 @@ def cannot_on_rank_1(worker: Worker) -> None:
     worker.batches.loss = loss  # type: ignore[method-assign]
 
 
-def test_one_rank_that_cannot_hangs_nobody() -> None:
+def test_one_rank_that_cannot_hangs_no_other() -> None:
     ladder = examine(make_run(), 2, cannot_on_rank_1, timeout_s=30)
     why = "in eval mode: ValueError: not here"
     assert ladder.rungs["witness_probe"].detail == why

@@ -60,7 +60,7 @@ def judged(
     expected = replay_tiny(params, shards, run, world_size)
     one = one_process_tiny(params, shards)
     config = tiny_config(params, shards, 1)
-    no_witness = {"witness_data": asdict(not_run("nobody was asked"))}
+    no_witness = {"witness_data": asdict(not_run("not asked for"))}
     own = own_rungs(config, run, expected, no_witness)
     # as stable as can be: no gap is excused
     found = all_rungs(own, config, run, one, lambda most_steps: one, 1e-5)

@@ -118,7 +118,7 @@ def test_ddp_goes_on_with_a_line_and_a_whole_record(
     rows = [
         [row for row in rows_of(one) if row["kind"] == "batch"] for one in (first, run)
     ]
-    # every step once, and the samples of each whichever ranks computed them
+    # every step once, and the samples of each on any ranks
     assert [r["sha256"] for r in rows[0]] == [r["sha256"] for r in rows[1]]
     for rank in run:
         fed = [r["step"] for r in rank.hashes if r["kind"] == "fed"]
@@ -189,7 +189,7 @@ def begin(own: Path, source: Path, shards: Path, how: str) -> str:
         ("locked", "another process trains this very run", ["rank-0.pt"]),
     ],
 )
-def test_it_begins_where_all_see_both_folders_and_nobody_else_trains(
+def test_it_begins_if_all_see_both_folders_and_hold_the_lock(
     shards: Path, tmp_path: Path, how: str, told: str, left: list[str]
 ) -> None:
     own, source = tmp_path / "own", tmp_path / "source"

@@ -125,7 +125,7 @@ def test_what_is_forgotten_shows(
 def test_from_three_ranks_on_the_first_steps_decide_bits(
     saved: Callable[[str], Saved],
 ) -> None:
-    """Two add alike, whatever the buckets: a sum of two has one order."""
+    """Two add alike with any buckets: a sum of two has one order."""
     differ = saved("ddp, 2 ranks").stopped(MID_EPOCH, no_first_steps)
     # which name the buckets, and tensors of the first steps, of which there are none
     assert {*differ} == {"hashes", "sampled"}
