@@ -22,6 +22,7 @@ from thorough import thorough_after
 
 from minitrain.compare.recordings import compare_recordings
 from minitrain.recording.format import read_recording
+from minitrain.recording.rows import TWIN
 
 LIGHTNING = ROOT / "tests/support/with_lightning.py"
 SIZES = (1, 2)
@@ -93,10 +94,14 @@ def test_callback_of_lightning_records_what_the_command_does(
 
 
 def test_one_process_and_two_of_lightning_are_the_same_computation(
-    folder: Path,
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, two = (recorded_by_lightning(folder, size) for size in SIZES)
-    found = compare_recordings(one, two)
+    # on some CPUs AdamW carries rounding beyond the quick limit, so a twin decides
+    with monkeypatch.context() as changed:
+        changed.setenv(TWIN, "1")
+        run(LIGHTNING, folder / "twin", 1)
+    found = compare_recordings(one, two, folder / "twin")
     assert found.verdict == "same computation within rounding", found.first
     bug = compare_recordings(one, recorded_by_lightning(folder, 2, "--bug"))
     assert bug.first
