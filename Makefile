@@ -70,7 +70,7 @@ study-%: .venv/installed
 	@$(DVC) repro shard
 	@$(BIN)/python -m studies.code_lock $*
 	@cd studies && ../$(DVC) repro $*/dvc.yaml
-	@$(BIN)/python -m studies.label
+	@$(BIN)/python -m studies.label $*
 
 # what minitrain is compared with, and what tests record, is no part of .venv
 study-peers: .venv-peers/installed

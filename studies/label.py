@@ -1,8 +1,9 @@
 """Write into every README when, where and with which code its result was measured.
 
-python -m studies.label
+python -m studies.label [STUDY ...]   (only these studies' READMEs)
 """
 
+import sys
 from pathlib import Path
 
 from minitrain.core.errors import run_stage
@@ -16,8 +17,10 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def main() -> None:
+    named = {ROOT / "studies" / name for name in sys.argv[1:]}
     for folder, text in labels().items():
-        write_marked(folder / "README.md", "made-by", text)
+        if not named or folder in named:
+            write_marked(folder / "README.md", "made-by", text)
 
 
 def labels() -> dict[Path, str]:

@@ -11,7 +11,7 @@ from project import ROOT
 from minitrain.core.code_lock import lock_of, lock_text
 from minitrain.core.provenance import code_sha256, provenance
 from minitrain.report.studied import since_then
-from studies.label import label, label_of_study
+from studies.label import label, label_of_study, main
 from studies.results import made_by_pipeline, measured_in
 
 MACHINE = {"cpu": "Abacus", "gpu": None, "cores": 2, "torch": "2.13.0"}
@@ -100,3 +100,19 @@ def test_pipeline_has_two_measurements(study: Path) -> None:
     assert "made by code that was not recorded. Measured" in label(
         made_by_pipeline(root, manifest), "make"
     )
+
+
+def test_label_of_one_study_leaves_other_readmes_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    written: list[Path] = []
+    monkeypatch.setattr(
+        "studies.label.write_marked", lambda path, name, text: written.append(path)
+    )
+    for names in ([], ["zoo"]):
+        monkeypatch.setattr("sys.argv", ["label.py", *names])
+        main()
+    assert written[0] == ROOT / "README.md"
+    assert len(written) > 2
+    assert written[-1] == ROOT / "studies/zoo/README.md"
+    assert written.count(ROOT / "README.md") == 1
