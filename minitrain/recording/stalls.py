@@ -72,6 +72,8 @@ class StallWatch:
         self._folder, self._rank, self._clock = folder, rank, clock
         self._write = write
         self._timeout_s, self._ended = timeout_s, threading.Event()
+        # a question that a killed run left would keep all ranks from asking
+        (folder / QUESTION).unlink(missing_ok=True)
         self._thread = threading.Thread(
             target=self._look, name="minitrain stalls", daemon=True
         )

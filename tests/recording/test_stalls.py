@@ -20,7 +20,7 @@ from minitrain.comm.groups import distributed
 from minitrain.harness.launcher import launch
 from minitrain.recording.clock import RecordingClock
 from minitrain.recording.format import read_recording
-from minitrain.recording.stalls import Place, StallWatch, finding_of
+from minitrain.recording.stalls import QUESTION, Place, StallWatch, finding_of
 
 SCRIPT = ROOT / "tests/support/stalling_loop.py"
 NAMES = [("rank", "jsonl"), ("times", "csv")]
@@ -180,6 +180,8 @@ def test_rank_whose_files_have_an_end_has_ended(
         clock.step_ended(0, 0, recorded=False)
     clocks[1].close()
     lines: list[bytes] = []
+    # as a run that was killed while it asked leaves it
+    (tmp_path / QUESTION).touch()
     watch = StallWatch(tmp_path, 0, clocks[0], 0.1, lines.append)
     limit = time.monotonic() + GENEROUS_S
     while not lines and time.monotonic() < limit:
