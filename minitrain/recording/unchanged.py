@@ -42,8 +42,8 @@ def prepare() -> None:
         # modules of data loaders, which have no parameters, are called often
         may_train = module.training and torch.is_grad_enabled()
         if may_train and any(p.requires_grad for p in module.parameters()):
-            optimizers = [o for o in _optimizers() if _holds_any(o, module)]
-            if optimizers:
+            mine = {id(parameter) for parameter in module.parameters()}
+            if not all(mine.isdisjoint(_held(one)) for one in _optimizers()):
                 # before the pass, which is recorded by the hooks that this adds
                 nn.Module.__call__ = call  # type: ignore[method-assign]
                 _record(module, settings)
@@ -69,12 +69,11 @@ def _record(model: nn.Module, settings: dict[str, Any]) -> None:
         text = " ".join(f"{kind}{error}".split())
         note(f"minitrain: nothing is recorded: {text}")
         return
-    others = sum(not _holds_any(one, model) for one in _optimizers())
-    if others:
-        name = type(model).__name__
+    held = {i for one in _optimizers() for i in _held(one)}
+    if others := len(held.difference(map(id, model.parameters()))):
         note(
-            f"minitrain: note: {name} is recorded; other modules, whose parameters "
-            f"are in {others} more of the optimizers, are not"
+            f"minitrain: note: {others} of {len(held)} parameters of the optimizers "
+            f"are not in {type(model).__name__}: use minitrain.record in the script"
         )
     destroy = dist.destroy_process_group
 
@@ -98,6 +97,5 @@ def _optimizers() -> list[Optimizer]:
     return [one for one in gc.get_objects() if issubclass(type(one), Optimizer)]
 
 
-def _holds_any(optimizer: Optimizer, model: nn.Module) -> bool:
-    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    return any(id(parameter) in held for parameter in model.parameters())
+def _held(optimizer: Optimizer) -> set[int]:
+    return {id(p) for group in optimizer.param_groups for p in group["params"]}

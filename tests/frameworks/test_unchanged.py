@@ -221,19 +221,30 @@ def test_script_without_torch_is_untouched(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_other_modules_are_named(tmp_path: Path) -> None:
+def test_parameters_outside_the_recorded_model_are_counted(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     more = "other = nn.Linear(2, 2)\nsecond = torch.optim.SGD(other.parameters())\n"
     text = TRAINS.format(end="").replace("for _", f"{more}for _")
     text = text.replace("nn.Linear(4, 4)", "nn.Sequential(nn.Linear(4, 4))")
     script.write_text(text)
     done = record(tmp_path / "run", [sys.executable, script], "--modules")
-    note = "note: Sequential is recorded; other modules, whose parameters are in 1"
+    note = "note: 2 of 4 parameters of the optimizers are not in Sequential: use"
     assert note in done.stderr
     rows = read_recording(tmp_path / "run").ranks[0].steps.values()
     assert {call["module"] for row in rows for call in row["modules"]} == {"0"}
     said = "minitrain: recorded 6 steps, the first three and each 10-th"
     assert done.stderr.splitlines()[-1].startswith(said)
+
+
+def test_parameters_beside_a_called_child_are_counted(tmp_path: Path) -> None:
+    """The script calls a method of the model, which calls children of it."""
+    text = TRAINS.format(end="").replace("nn.Linear(4, 4)", "nn.Bilinear(4, 4, 4)")
+    text = text.replace("optimizer =", "model.head = nn.Linear(4, 4)\noptimizer =")
+    script = tmp_path / "train.py"
+    script.write_text(text.replace("model(torch", "model.head(torch"))
+    done = record(tmp_path / "run", [sys.executable, script])
+    note = "note: 2 of 4 parameters of the optimizers are not in Linear: use"
+    assert note in done.stderr
 
 
 def test_older_torch_is_one_line_and_the_run_goes_on(tmp_path: Path) -> None:
