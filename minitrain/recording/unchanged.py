@@ -11,6 +11,8 @@ import json
 import os
 import sys
 from functools import wraps
+from multiprocessing import parent_process
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
@@ -84,13 +86,23 @@ def _record(model: nn.Module, settings: dict[str, Any]) -> None:
         destroy(group)
 
     dist.destroy_process_group = stop_before
-    atexit.register(stop_at_exit, recorder)
+    stop_at_exit(recorder)
 
 
 def stop_at_exit(recorder: Any) -> None:
     """Stop ``recorder`` as the process exits; without an end after an error."""
-    # sys.exception() is None by now, even if an error ended the script
-    recorder.close(failed=getattr(sys, "last_value", None) is not None)
+    if parent_process() is None:
+        atexit.register(_stop, recorder)
+    else:
+        # a fork runs no function of atexit; the error is the running exception here
+        Finalize(None, _stop, [recorder], exitpriority=0)
+
+
+def _stop(recorder: Any) -> None:
+    error = sys.exception() or getattr(sys, "last_value", None)
+    # torch's spawn ends a process after an error by an exit code
+    is_clean = isinstance(error, SystemExit) and not error.code
+    recorder.close(failed=error is not None and not is_clean)
 
 
 def _optimizers() -> list[Optimizer]:

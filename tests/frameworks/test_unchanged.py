@@ -90,6 +90,43 @@ def test_exit_code_signal_and_streams_are_the_commands_own(
     assert (len(rank.steps), rank.end is not None) == (3, code == 7)
 
 
+IN_A_CHILD = """
+import sys
+import torch.multiprocessing as mp
+def main(rank, error):
+{trains}
+    if error is not None:
+        raise error
+if __name__ == "__main__":
+    error = {end}
+    if "spawn" == "{start}":
+        mp.spawn(main, (error,))
+    else:
+        mp.get_context("{start}").Process(target=main, args=(0, error)).start()
+"""
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "is_whole"),
+    [
+        ("spawn", "None", True),
+        ("spawn", "ValueError()", False),
+        ("fork", "SystemExit(0)", True),
+        ("fork", "ValueError()", False),
+    ],
+)
+def test_process_of_multiprocessing_has_an_end_unless_it_failed(
+    start: str, end: str, is_whole: bool, tmp_path: Path
+) -> None:
+    """A fork runs no function of atexit, and torch's spawn hides the error."""
+    trains = TRAINS.format(end="").partition("print(")[0].replace("\n", "\n    ")
+    script = tmp_path / "train.py"
+    script.write_text(IN_A_CHILD.format(trains=trains, start=start, end=end))
+    record(tmp_path / "run", [sys.executable, script])
+    rank = read_recording(tmp_path / "run").ranks[0]
+    assert (len(rank.steps), rank.end is not None) == (3, is_whole)
+
+
 def test_search_for_torch_before_its_import_does_not_stop_the_recording(
     tmp_path: Path,
 ) -> None:
