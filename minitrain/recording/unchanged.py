@@ -37,19 +37,29 @@ def prepare() -> None:
     The arguments of :func:`minitrain.record` are read from the environment, as JSON.
     """
     settings = json.loads(os.environ[SETTINGS])
-    call = nn.Module.__call__
+    call, watches = nn.Module.__call__, True
 
     @wraps(call)
     def watched(module: nn.Module, *args: Any, **options: Any) -> Any:
+        nonlocal watches
+        # a compiled model keeps this function
+        is_on = not torch.compiler.is_compiling() and watches
+        may_train = is_on and module.training and torch.is_grad_enabled()
         # modules of data loaders, which have no parameters, are called often
-        may_train = module.training and torch.is_grad_enabled()
-        if may_train and any(p.requires_grad for p in module.parameters()):
-            mine = {id(parameter) for parameter in module.parameters()}
-            if not all(mine.isdisjoint(_held(one)) for one in _optimizers()):
-                # before the pass, which is recorded by the hooks that this adds
-                nn.Module.__call__ = call  # type: ignore[method-assign]
-                _record(module, settings)
-        return call(module, *args, **options)
+        if not may_train or not any(p.requires_grad for p in module.parameters()):
+            return call(module, *args, **options)
+        # not within this pass, too: the search takes long
+        watches = False
+        mine = {id(parameter) for parameter in module.parameters()}
+        found = any(mine & _held(one) for one in _optimizers())
+        if found:
+            # before the pass, which is recorded by the hooks that this adds
+            nn.Module.__call__ = call  # type: ignore[method-assign]
+            _record(module, settings)
+        try:
+            return call(module, *args, **options)
+        finally:
+            watches = not found
 
     nn.Module.__call__ = watched  # type: ignore[method-assign]
 

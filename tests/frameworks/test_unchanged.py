@@ -243,8 +243,12 @@ def test_optimizers_are_searched_only_for_modules_with_parameters(
     nn.Dropout()(torch.ones(2))
     nn.Linear(2, 2).requires_grad_(False)(torch.ones(2))
     assert asked == []
-    nn.Linear(2, 2)(torch.ones(2))
+    # not for a module within the one that is called
+    model = nn.Sequential(nn.Linear(2, 2))
+    model(torch.ones(2))
     assert asked == [1]
+    model(torch.ones(2))
+    assert asked == [1, 1]
 
 
 def test_script_without_torch_is_untouched(tmp_path: Path) -> None:
@@ -282,6 +286,25 @@ def test_parameters_beside_a_called_child_are_counted(tmp_path: Path) -> None:
     done = record(tmp_path / "run", [sys.executable, script])
     note = "note: 2 of 4 parameters of the optimizers are not in Linear: use"
     assert note in done.stderr
+
+
+OWN = """
+class Own(nn.Linear):
+    def forward(self, inputs):
+        return 2 * super().forward(inputs)
+model = torch.compile(Own(4, 4), backend="eager")
+"""
+
+
+def test_compiled_model_is_recorded_once(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(TRAINS.format(end="").replace("model = nn.Linear(4, 4)", OWN))
+    done = record(tmp_path / "run", [sys.executable, script])
+    assert done.returncode == 0, done.stderr
+    assert "nothing is recorded" not in done.stderr
+    end = read_recording(tmp_path / "run").ranks[0].end
+    assert end is not None
+    assert end["forwards"] == 6
 
 
 def test_older_torch_is_one_line_and_the_run_goes_on(tmp_path: Path) -> None:
