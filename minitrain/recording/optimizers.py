@@ -37,6 +37,8 @@ NO_SETTING = {
     *("params", "param_names", "lr", "initial_lr"),
     *("foreach", "fused", "capturable", "differentiable"),
 }
+LEFT_OUT = "minitrain: note: optimizer state in {} is not recorded: {}"
+_note_once = cache(note)
 
 
 @dataclass
@@ -157,7 +159,7 @@ def _parts(kept: Any) -> Iterator[bytes | memoryview]:
             yield bytes_in(gathered(kept))
         # any error of a tensor subclass, such as that of an 8-bit state
         except Exception as error:
-            _leave_out(type(kept).__name__, f"{error}")
+            _note_once(LEFT_OUT.format(type(kept).__name__, error))
     elif isinstance(kept, dict):
         for key in sorted(kept, key=str):
             yield str(key).encode()
@@ -167,11 +169,6 @@ def _parts(kept: Any) -> Iterator[bytes | memoryview]:
             yield from _parts(one)
     elif isinstance(kept, bool | int | float | str | None):
         yield repr(kept).encode()
-
-
-@cache
-def _leave_out(kind: str, error: str) -> None:
-    note(f"minitrain: note: optimizer state in {kind} is not recorded: {error}")
 
 
 def unwrapped(given: Any) -> list[Optimizer] | None:

@@ -50,8 +50,7 @@ def prepare() -> None:
             return call(module, *args, **options)
         # not within this pass, too: the search takes long
         watches = False
-        mine = {id(parameter) for parameter in module.parameters()}
-        found = any(mine & _held(one) for one in _optimizers())
+        found = not _held().isdisjoint(map(id, module.parameters()))
         if found:
             # before the pass, which is recorded by the hooks that this adds
             nn.Module.__call__ = call  # type: ignore[method-assign]
@@ -74,14 +73,13 @@ def _record(model: nn.Module, settings: dict[str, Any]) -> None:
         recorder.begin()
     # any error: the training goes on without a recording
     except Exception as error:
-        is_ours = not isinstance(error, UserError)
-        if is_ours and recorder is not None and recorder.is_awaited():
-            raise
         kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+        if kind and recorder is not None and recorder.is_awaited():
+            raise
         text = " ".join(f"{kind}{error}".split())
         note(f"minitrain: nothing is recorded: {text}")
         return
-    held = {i for one in _optimizers() for i in _held(one)}
+    held = _held()
     if others := len(held.difference(map(id, model.parameters()))):
         note(
             f"minitrain: note: {others} of {len(held)} parameters of the optimizers "
@@ -115,9 +113,7 @@ def _stop(recorder: Any) -> None:
     recorder.close(failed=error is not None and not is_clean)
 
 
-def _optimizers() -> list[Optimizer]:
-    return [one for one in gc.get_objects() if issubclass(type(one), Optimizer)]
-
-
-def _held(optimizer: Optimizer) -> set[int]:
-    return {id(p) for group in optimizer.param_groups for p in group["params"]}
+def _held() -> set[int]:
+    found = [one for one in gc.get_objects() if issubclass(type(one), Optimizer)]
+    groups = [group for one in found for group in one.param_groups]
+    return {id(p) for group in groups for p in group["params"]}

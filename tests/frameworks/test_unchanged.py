@@ -237,7 +237,7 @@ def test_optimizers_are_searched_only_for_modules_with_parameters(
     """Not for the transforms of a data loader."""
     asked = []
     monkeypatch.setattr(nn.Module, "__call__", nn.Module.__call__)
-    monkeypatch.setattr(unchanged_script, "_optimizers", lambda: asked.append(1) or [])
+    monkeypatch.setattr(unchanged_script, "_held", lambda: asked.append(1) or set())
     monkeypatch.setenv(unchanged_script.SETTINGS, "{}")
     unchanged_script.prepare()
     nn.Dropout()(torch.ones(2))
