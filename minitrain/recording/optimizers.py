@@ -8,6 +8,7 @@ outermost counts.
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from blake3 import blake3
@@ -20,6 +21,7 @@ from torch.optim.optimizer import (
 from torch.utils.hooks import RemovableHandle
 
 from minitrain.core.errors import UserError
+from minitrain.core.printable import note
 from minitrain.recording.fingerprint import DIGEST_BYTES, bytes_in, gathered
 from minitrain.recording.hooks import uncompiled
 
@@ -35,6 +37,8 @@ NO_SETTING = {
     *("params", "param_names", "lr", "initial_lr"),
     *("foreach", "fused", "capturable", "differentiable"),
 }
+LEFT_OUT = "minitrain: note: optimizer state in {} is not recorded: {}"
+_note_once = cache(note)
 
 
 @dataclass
@@ -151,7 +155,11 @@ def _held(optimizer: Optimizer) -> list[Tensor]:
 
 def _parts(kept: Any) -> Iterator[bytes | memoryview]:
     if isinstance(kept, Tensor):
-        yield bytes_in(gathered(kept))
+        try:
+            yield bytes_in(gathered(kept))
+        # any error of a tensor subclass, such as that of an 8-bit state
+        except Exception as error:
+            _note_once(LEFT_OUT.format(type(kept).__name__, error))
     elif isinstance(kept, dict):
         for key in sorted(kept, key=str):
             yield str(key).encode()

@@ -11,6 +11,8 @@ import json
 import os
 import sys
 from functools import wraps
+from multiprocessing import parent_process
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
@@ -35,19 +37,28 @@ def prepare() -> None:
     The arguments of :func:`minitrain.record` are read from the environment, as JSON.
     """
     settings = json.loads(os.environ[SETTINGS])
-    call = nn.Module.__call__
+    call, watches = nn.Module.__call__, True
 
     @wraps(call)
     def watched(module: nn.Module, *args: Any, **options: Any) -> Any:
+        nonlocal watches
+        # a compiled model keeps this function
+        is_on = not torch.compiler.is_compiling() and watches
+        may_train = is_on and module.training and torch.is_grad_enabled()
         # modules of data loaders, which have no parameters, are called often
-        may_train = module.training and torch.is_grad_enabled()
-        if may_train and any(p.requires_grad for p in module.parameters()):
-            optimizers = [o for o in _optimizers() if _holds_any(o, module)]
-            if optimizers:
-                # before the pass, which is recorded by the hooks that this adds
-                nn.Module.__call__ = call  # type: ignore[method-assign]
-                _record(module, settings)
-        return call(module, *args, **options)
+        if not may_train or not any(p.requires_grad for p in module.parameters()):
+            return call(module, *args, **options)
+        # not within this pass, too: the search takes long
+        watches = False
+        found = not _held().isdisjoint(map(id, module.parameters()))
+        if found:
+            # before the pass, which is recorded by the hooks that this adds
+            nn.Module.__call__ = call  # type: ignore[method-assign]
+            _record(module, settings)
+        try:
+            return call(module, *args, **options)
+        finally:
+            watches = not found
 
     nn.Module.__call__ = watched  # type: ignore[method-assign]
 
@@ -62,19 +73,17 @@ def _record(model: nn.Module, settings: dict[str, Any]) -> None:
         recorder.begin()
     # any error: the training goes on without a recording
     except Exception as error:
-        is_ours = not isinstance(error, UserError)
-        if is_ours and recorder is not None and recorder.is_awaited():
-            raise
         kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+        if kind and recorder is not None and recorder.is_awaited():
+            raise
         text = " ".join(f"{kind}{error}".split())
         note(f"minitrain: nothing is recorded: {text}")
         return
-    others = sum(not _holds_any(one, model) for one in _optimizers())
-    if others:
-        name = type(model).__name__
+    held = _held()
+    if others := len(held.difference(map(id, model.parameters()))):
         note(
-            f"minitrain: note: {name} is recorded; other modules, whose parameters "
-            f"are in {others} more of the optimizers, are not"
+            f"minitrain: note: {others} of {len(held)} parameters of the optimizers "
+            f"are not in {type(model).__name__}: use minitrain.record in the script"
         )
     destroy = dist.destroy_process_group
 
@@ -85,19 +94,26 @@ def _record(model: nn.Module, settings: dict[str, Any]) -> None:
         destroy(group)
 
     dist.destroy_process_group = stop_before
-    atexit.register(stop_at_exit, recorder)
+    stop_at_exit(recorder)
 
 
 def stop_at_exit(recorder: Any) -> None:
     """Stop ``recorder`` as the process exits; without an end after an error."""
-    # sys.exception() is None by now, even if an error ended the script
-    recorder.close(failed=getattr(sys, "last_value", None) is not None)
+    if parent_process() is None:
+        atexit.register(_stop, recorder)
+    else:
+        # a fork runs no function of atexit; the error is the running exception here
+        Finalize(None, _stop, [recorder], exitpriority=0)
 
 
-def _optimizers() -> list[Optimizer]:
-    return [one for one in gc.get_objects() if issubclass(type(one), Optimizer)]
+def _stop(recorder: Any) -> None:
+    error = sys.exception() or getattr(sys, "last_value", None)
+    # torch's spawn ends a process after an error by an exit code
+    is_clean = isinstance(error, SystemExit) and not error.code
+    recorder.close(failed=error is not None and not is_clean)
 
 
-def _holds_any(optimizer: Optimizer, model: nn.Module) -> bool:
-    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    return any(id(parameter) in held for parameter in model.parameters())
+def _held() -> set[int]:
+    found = [one for one in gc.get_objects() if issubclass(type(one), Optimizer)]
+    groups = [group for one in found for group in one.param_groups]
+    return {id(p) for group in groups for p in group["params"]}

@@ -1,6 +1,5 @@
 """The callback for the Trainer of transformers."""
 
-import atexit
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ class TransformersCallback(TrainerCallback):  # type: ignore[misc]
         self._recorder = Recorder(model, None, self._folder, **self._options)
         self._recorder.start()
         # the Trainer reports no error to its callbacks
-        atexit.register(stop_at_exit, self._recorder)
+        stop_at_exit(self._recorder)
 
     def on_train_end(self, *_: Any, **others: Any) -> None:
         """Stop the recorder."""

@@ -90,6 +90,43 @@ def test_exit_code_signal_and_streams_are_the_commands_own(
     assert (len(rank.steps), rank.end is not None) == (3, code == 7)
 
 
+IN_A_CHILD = """
+import sys
+import torch.multiprocessing as mp
+def main(rank, error):
+{trains}
+    if error is not None:
+        raise error
+if __name__ == "__main__":
+    error = {end}
+    if "spawn" == "{start}":
+        mp.spawn(main, (error,))
+    else:
+        mp.get_context("{start}").Process(target=main, args=(0, error)).start()
+"""
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "is_whole"),
+    [
+        ("spawn", "None", True),
+        ("spawn", "ValueError()", False),
+        ("fork", "SystemExit(0)", True),
+        ("fork", "ValueError()", False),
+    ],
+)
+def test_process_of_multiprocessing_has_an_end_unless_it_failed(
+    start: str, end: str, is_whole: bool, tmp_path: Path
+) -> None:
+    """A fork runs no function of atexit, and torch's spawn hides the error."""
+    trains = TRAINS.format(end="").partition("print(")[0].replace("\n", "\n    ")
+    script = tmp_path / "train.py"
+    script.write_text(IN_A_CHILD.format(trains=trains, start=start, end=end))
+    record(tmp_path / "run", [sys.executable, script])
+    rank = read_recording(tmp_path / "run").ranks[0]
+    assert (len(rank.steps), rank.end is not None) == (3, is_whole)
+
+
 def test_search_for_torch_before_its_import_does_not_stop_the_recording(
     tmp_path: Path,
 ) -> None:
@@ -200,14 +237,18 @@ def test_optimizers_are_searched_only_for_modules_with_parameters(
     """Not for the transforms of a data loader."""
     asked = []
     monkeypatch.setattr(nn.Module, "__call__", nn.Module.__call__)
-    monkeypatch.setattr(unchanged_script, "_optimizers", lambda: asked.append(1) or [])
+    monkeypatch.setattr(unchanged_script, "_held", lambda: asked.append(1) or set())
     monkeypatch.setenv(unchanged_script.SETTINGS, "{}")
     unchanged_script.prepare()
     nn.Dropout()(torch.ones(2))
     nn.Linear(2, 2).requires_grad_(False)(torch.ones(2))
     assert asked == []
-    nn.Linear(2, 2)(torch.ones(2))
+    # not for a module within the one that is called
+    model = nn.Sequential(nn.Linear(2, 2))
+    model(torch.ones(2))
     assert asked == [1]
+    model(torch.ones(2))
+    assert asked == [1, 1]
 
 
 def test_script_without_torch_is_untouched(tmp_path: Path) -> None:
@@ -221,19 +262,49 @@ def test_script_without_torch_is_untouched(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_other_modules_are_named(tmp_path: Path) -> None:
+def test_parameters_outside_the_recorded_model_are_counted(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     more = "other = nn.Linear(2, 2)\nsecond = torch.optim.SGD(other.parameters())\n"
     text = TRAINS.format(end="").replace("for _", f"{more}for _")
     text = text.replace("nn.Linear(4, 4)", "nn.Sequential(nn.Linear(4, 4))")
     script.write_text(text)
     done = record(tmp_path / "run", [sys.executable, script], "--modules")
-    note = "note: Sequential is recorded; other modules, whose parameters are in 1"
+    note = "note: 2 of 4 parameters of the optimizers are not in Sequential: use"
     assert note in done.stderr
     rows = read_recording(tmp_path / "run").ranks[0].steps.values()
     assert {call["module"] for row in rows for call in row["modules"]} == {"0"}
     said = "minitrain: recorded 6 steps, the first three and each 10-th"
     assert done.stderr.splitlines()[-1].startswith(said)
+
+
+def test_parameters_beside_a_called_child_are_counted(tmp_path: Path) -> None:
+    """The script calls a method of the model, which calls children of it."""
+    text = TRAINS.format(end="").replace("nn.Linear(4, 4)", "nn.Bilinear(4, 4, 4)")
+    text = text.replace("optimizer =", "model.head = nn.Linear(4, 4)\noptimizer =")
+    script = tmp_path / "train.py"
+    script.write_text(text.replace("model(torch", "model.head(torch"))
+    done = record(tmp_path / "run", [sys.executable, script])
+    note = "note: 2 of 4 parameters of the optimizers are not in Linear: use"
+    assert note in done.stderr
+
+
+OWN = """
+class Own(nn.Linear):
+    def forward(self, inputs):
+        return 2 * super().forward(inputs)
+model = torch.compile(Own(4, 4), backend="eager")
+"""
+
+
+def test_compiled_model_is_recorded_once(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(TRAINS.format(end="").replace("model = nn.Linear(4, 4)", OWN))
+    done = record(tmp_path / "run", [sys.executable, script])
+    assert done.returncode == 0, done.stderr
+    assert "nothing is recorded" not in done.stderr
+    end = read_recording(tmp_path / "run").ranks[0].end
+    assert end is not None
+    assert end["forwards"] == 6
 
 
 def test_older_torch_is_one_line_and_the_run_goes_on(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from recorded_loops import Net, batch, loop, loss_of, steps_of
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 import minitrain
@@ -40,6 +40,45 @@ class Inherits(SGD):
 
     def step(self, closure: Any = None) -> Any:
         return super().step(closure)
+
+
+class Coded(Tensor):
+    """A tensor that has no values of its own, as in an 8-bit optimizer."""
+
+    codes: Tensor
+
+    @staticmethod
+    def __new__(cls, codes: Tensor) -> "Coded":
+        made: Coded = Tensor._make_wrapper_subclass(
+            cls, codes.shape, dtype=torch.float32
+        )
+        made.codes = codes
+        return made
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        raise NotImplementedError(f"{function}")
+
+
+class InCodes(SGD):
+    def step(self, closure: Any = None) -> Any:
+        super().step(closure)
+        for parameter in self.param_groups[0]["params"]:
+            codes = torch.zeros_like(parameter, dtype=torch.uint8)
+            self.state[parameter] = {"codes": Coded(codes)}
+
+
+def test_state_that_cannot_be_read_is_left_out_with_one_note(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = Net()
+    optimizer = InCodes(model.parameters(), lr=0.1)
+    with minitrain.record(model, optimizer, tmp_path):
+        loop(model, optimizer, 3)
+    assert len(steps_of(tmp_path)) == 3
+    assert capsys.readouterr().err.count("optimizer state in Coded is not") == 1
 
 
 def numbers(folder: Path) -> list[tuple[int, int]]:
