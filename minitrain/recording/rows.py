@@ -156,6 +156,7 @@ class StepRows:
         facts["replaced"] = hooks.replaced_in(wrapper, self._inner)
         if self.calls is not None:
             self.calls.listen(self._inner, module)
+        facts |= {"random": self._random(), "draws": False}
         one = Pass(self._num_passes, facts)
         self._backwards.pass_begins(one)
         self._passes.append(one)
@@ -165,16 +166,22 @@ class StepRows:
             one.first = {
                 "broadcast_buffers": getattr(wrapper, "broadcast_buffers", None),
                 "buffers": self._buffers(),
-                "random": self._random(),
+                "random": facts["random"],
                 "drawn": self._generators.drawn(),
             }
 
     def pass_ended(self) -> None:
-        """Keep the calls of modules in the training pass that ended."""
+        """Keep the calls of modules in the training pass that ended, and its draws."""
+        self.look_for_draws()
         if self.calls is not None:
             self.calls.forget()
             if self._passes:
                 self._passes[-1].told["modules"] = self.calls.calls
+
+    def look_for_draws(self) -> None:
+        """Note if the last pass, or its loss, drew: the loop draws before the next."""
+        if self._passes and not (told := self._passes[-1].told)["draws"]:
+            told["draws"] = self._random() != told["random"]
 
     def listen(self, optimizers: Optimizers) -> None:
         """Add hooks to the gradients of all parameters that require one now."""
@@ -297,7 +304,6 @@ class StepRows:
         mine = {name: p for name, p in named.items() if id(p) in held}
         passes = [one for one in self._passes if one.number >= stepped.passes]
         first = next((one.first for one in passes if one.first is not None), NO_FIRST)
-        drew = first is not NO_FIRST and self._random() != first["random"]
         known = {n: g for n, g in self._backwards.known.items() if n in mine}
         if known and not stepped.by_closure:
             # the gradients of earlier passes were dropped
@@ -318,8 +324,7 @@ class StepRows:
             # from the optimizer
             "lr": stepped.rates(),
             "groups": stepped.settings({id(p): name for name, p in named.items()}),
-            # the random state has moved since the first pass began
-            "draws": drew,
+            "draws": any(t["draws"] for t in facts),
             "syncs": [t["synced"] for t in facts],
         }
         trained = {name: p for name, p in mine.items() if p.requires_grad}
