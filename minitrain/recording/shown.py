@@ -109,4 +109,6 @@ def show(folder: str | Path) -> dict[str, Any]:
 def read_shown(folder: Path) -> Shown:
     """Return the recording in ``folder``. Raises UserError as :func:`show` does."""
     recording = read_recording(folder)
-    return Shown(recording, findings_in(recording), read_times(folder))
+    steps = [row for one in recording.ranks.values() for row in one.steps.values()]
+    times = read_times(folder, waits_within=any(row.get("sharded") for row in steps))
+    return Shown(recording, findings_in(recording), times)
