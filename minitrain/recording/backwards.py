@@ -201,5 +201,5 @@ def _less(a: Sketch, b: Sketch | None) -> Sketch:
 
 
 def _is_zero(gradient: Tensor) -> bool:
-    is_dense = gradient.layout is torch.strided
-    return is_dense and not bool(gradient.detach().any())
+    is_readable = gradient.layout in (torch.strided, torch.sparse_coo)
+    return is_readable and not bool(gradient.detach().any())
