@@ -182,10 +182,9 @@ class RecordingClock:
             times = dict.fromkeys(PARTS, 0.0)
             for part, begin, end in timed.spans:
                 times[part] += _ms(begin, end)
-            at = timed.last_gradient_ns
             cells = [step, optimizer, *(f"{times[part]:.4f}" for part in PARTS)]
-            cells += ["" if at is None else at, timed.samples, int(recorded)]
-            self._append([*cells, timed.evals])
+            cells += ["" if (at := timed.last_gradient_ns) is None else at]
+            self._append([*cells, timed.samples, int(recorded), timed.evals])
 
     def _has_happened(self, timed: Timed) -> bool:
         return not self._on_gpu or bool(timed.spans[-1][2].query())

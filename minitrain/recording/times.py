@@ -37,8 +37,7 @@ class Times:
     :func:`minitrain.analysis.account.summarized`, with ``samples`` in place of tokens.
     ``hosts`` are IDs of the ranks' clocks. A recorded step is of kind ``bracketed``, so
     that neither it nor the one after it counts. ``open`` are the ranks that did not
-    close their file: killed, or still running. ``waits_within``: ranks wait in their
-    forward pass, for another's shards, so that no step shows a rank's own work.
+    close their file: killed, or still running. ``waits_within``: see find_stragglers.
     """
 
     rows: Columns
@@ -71,8 +70,7 @@ class Times:
     @cached_property
     def stragglers(self) -> Stragglers:
         """The result of the search for slow ranks."""
-        within = self.waits_within
-        return find_stragglers(self.rows, WARMUP_STEPS, waits_within=within)
+        return find_stragglers(self.rows, WARMUP_STEPS, waits_within=self.waits_within)
 
     @property
     def num_steps(self) -> int:
