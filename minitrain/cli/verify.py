@@ -7,9 +7,9 @@ recorded steps of every rank, losses and final states, finds the first step that
 differs, names the probable cause, and judges by the tolerances of the equivalence
 stage; what only one of them has is a difference, but for ranks of a larger world. Two
 recordings of any loop (docs/recording.md) may be of other world sizes, versions and
-machines: are they the same computation, by their bits or within rounding? Exit code 0:
-equal, or the same within rounding, 1: they differ, or it is undecided, 2: one of them
-cannot be read, or holds nothing.
+machines: are they the same computation, by bits or within rounding? Exit code 0: equal,
+or the same within rounding, 1: they differ, it is undecided, or a recording has an
+alarm, 2: one of them cannot be read, or holds nothing.
 """
 
 import argparse

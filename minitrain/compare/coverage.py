@@ -136,8 +136,7 @@ def broken_in(side: str, mine: Recording, other: Recording) -> list[str]:
     """Return lines on what is missing in the recording ``mine`` (named ``side``):
     ranks, its end, or (if ``other`` has another world size) steps of some ranks.
     """
-    missing = mine.missing
-    broken = [f"{side} {lacks(missing, mine.folder)}"] if missing else []
+    broken = [f"{side} {lacks(mine.missing, mine.folder)}"] if mine.missing else []
     early = [rank for rank, one in mine.ranks.items() if one.end is None]
     if early:
         last = min(
@@ -177,22 +176,24 @@ def _more(mine: Sequence[OfRank], other: Sequence[OfRank]) -> list[str]:
     every, first = other[0].header["every"], other[0].header.get("first", {})
     recorded = [{key for one in ranks for key in one.steps} for ranks in (mine, other)]
     # a resumed run decides by its own number of a step if it is recorded
-    steps = {(step, step - first.get(n, 0)) for n, step in recorded[0] - recorded[1]}
-    due = {s for s, own in steps if own < FIRST_STEPS or own % spacing(own, every) == 0}
-    if due:
-        return [f"step {step}" for step in sorted(due)]
-    # the largest number of steps of a rank, by optimizer
+    own = {(n, s): s - first.get(n, 0) for n, s in sorted(recorded[0] - recorded[1])}
+    due = [k for k, s in own.items() if s < FIRST_STEPS or s % spacing(s, every) == 0]
+    # else the largest number of steps of a rank, by optimizer
     counts, others = _ends(mine), _ends(other)
-    return [
-        f"{count - others[key]} steps after the first {others[key]}"
+    return [f"step {step}{_of(number)}" for number, step in due] or [
+        f"{count - others[key]} steps after the first {others[key]}{_of(int(key))}"
         for key, count in counts.items()
         if count > others.get(key, count)
     ]
 
 
+def _of(optimizer: int) -> str:
+    return f" of optimizer {optimizer}" if optimizer else ""
+
+
 def _ends(ranks: Sequence[OfRank]) -> Counter[str]:
-    nothing: Counter[str] = Counter()
-    return reduce(or_, (Counter(r.end["steps"]) for r in ranks if r.end), nothing)
+    ends = (Counter[str](one.end["steps"]) for one in ranks if one.end)
+    return reduce(or_, ends, Counter[str]())
 
 
 def unseen_in(a: Recording, b: Recording, places: Sequence[StepPair]) -> list[str]:
@@ -201,7 +202,7 @@ def unseen_in(a: Recording, b: Recording, places: Sequence[StepPair]) -> list[st
     ends = [one.end for r in (a, b) for one in r.ranks.values() if one.end is not None]
     blind = any("parameters" not in end for end in ends)
     for number in sorted({place.optimizer for place in places}):
-        of = f" of optimizer {number}" if number else ""
+        of = _of(number)
         here = [p for p in places if p.optimizer == number and not p.end]
         last = here[-1].step
         rows = [row for p in here for side in (p.a, p.b) for row in side.values()]

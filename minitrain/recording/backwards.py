@@ -177,8 +177,7 @@ class Backwards:
         own = {n: self._own_sketches.pop(n) for n in names if n in self._own_sketches}
         passes = {}
         for name, of_all in own.items():
-            known = self.known.get(name)
-            if known is not None and known.shares:
+            if (known := self.known.get(name)) and known.shares:
                 passes[name] = [*known.shares, _less(of_all, known.base)]
         return own, passes
 
@@ -201,5 +200,5 @@ def _less(a: Sketch, b: Sketch | None) -> Sketch:
 
 
 def _is_zero(gradient: Tensor) -> bool:
-    is_dense = gradient.layout is torch.strided
-    return is_dense and not bool(gradient.detach().any())
+    is_readable = gradient.layout in (torch.strided, torch.sparse_coo)
+    return is_readable and not bool(gradient.detach().any())

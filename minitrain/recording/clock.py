@@ -117,9 +117,10 @@ class RecordingClock:
         first = next((t for t in tensors_of([args, options]) if t.dim()), None)
         self._timed.samples += 0 if first is None else len(first)
 
-    def pass_ended(self, outputs: Any) -> None:
-        """End a forward pass, and hook tensors in ``outputs`` to time backward."""
+    def pass_ended(self, outputs: Any, then: Callable[[], None]) -> None:
+        """End a forward pass; as its backward begins, time that and call ``then``."""
         self.mark("forward", "forward")
+        self._at_backward = then
         for tensor in tensors_of(outputs):
             if tensor.requires_grad and not tensor.is_leaf:
                 tensor.register_hook(self._backward_begins)
@@ -130,6 +131,7 @@ class RecordingClock:
         if not self._in_backward:
             self._in_backward = True
             self.mark("forward", "backward")
+            self._at_backward()
             # before DDP's, which queues its callback with the last gradient
             at_the_end_of_backward(self._last_gradient)
 
@@ -180,10 +182,9 @@ class RecordingClock:
             times = dict.fromkeys(PARTS, 0.0)
             for part, begin, end in timed.spans:
                 times[part] += _ms(begin, end)
-            at = timed.last_gradient_ns
             cells = [step, optimizer, *(f"{times[part]:.4f}" for part in PARTS)]
-            cells += ["" if at is None else at, timed.samples, int(recorded)]
-            self._append([*cells, timed.evals])
+            cells += ["" if (at := timed.last_gradient_ns) is None else at]
+            self._append([*cells, timed.samples, int(recorded), timed.evals])
 
     def _has_happened(self, timed: Timed) -> bool:
         return not self._on_gpu or bool(timed.spans[-1][2].query())

@@ -238,7 +238,7 @@ class Recorder:
     def _pass_ended(self, module: nn.Module, args: Any, outputs: Any) -> None:
         if self._is_ours(module) and hooks.is_training_pass(module):
             self._rows.pass_ended()
-            self._clock.pass_ended(outputs)
+            self._clock.pass_ended(outputs, self._rows.look_for_draws)
 
     def _is_ours(self, module: nn.Module) -> bool:
         # a compiled model goes on calling hooks that were removed, and a copy that

@@ -124,8 +124,8 @@ class StepRows:
         also: Mapping[str, nn.Module],
         calls: ModuleCalls | None,
     ) -> None:
-        self._inner, self._wrappers, self._also = inner, wrappers, also
-        self.calls = calls
+        self._inner, self._wrappers = inner, wrappers
+        self._also, self.calls = also, calls
         self.begun: dict[int, Row] = {}
         self.forwards = self.evals = 0
         self._passes: deque[Pass] = deque(maxlen=MOST_PASSES)
@@ -133,9 +133,8 @@ class StepRows:
         self._num_passes = 0
         self._first_pass: Pass | None = None
         self._backwards, self._generators = Backwards(), Generators()
-        self._listens = False
         # steps of all optimizers when hooks began to see each gradient
-        self._seen_from = 0
+        self._listens, self._seen_from = False, 0
         # if dropout or batch norm were in training mode; and the first step after that
         # whose passes were all in evaluation mode, until it is in a row
         self._acted, self._in_eval = False, dict[str, int]()
@@ -152,7 +151,8 @@ class StepRows:
                 "synced": getattr(wrapper, "require_backward_grad_sync", None),
                 "group": group.size() if isinstance(group, dist.ProcessGroup) else None,
             }
-        facts["wrapper_id"] = self._wrappers.count
+        random = self._random()
+        facts |= {"random": random, "draws": False, "wrapper_id": self._wrappers.count}
         facts["replaced"] = hooks.replaced_in(wrapper, self._inner)
         if self.calls is not None:
             self.calls.listen(self._inner, module)
@@ -165,16 +165,22 @@ class StepRows:
             one.first = {
                 "broadcast_buffers": getattr(wrapper, "broadcast_buffers", None),
                 "buffers": self._buffers(),
-                "random": self._random(),
+                "random": random,
                 "drawn": self._generators.drawn(),
             }
 
     def pass_ended(self) -> None:
-        """Keep the calls of modules in the training pass that ended."""
+        """Keep the calls of modules in the training pass that ended, and its draws."""
+        self.look_for_draws()
         if self.calls is not None:
             self.calls.forget()
             if self._passes:
                 self._passes[-1].told["modules"] = self.calls.calls
+
+    def look_for_draws(self) -> None:
+        """Note if the last pass, or its loss, drew: the loop draws before the next."""
+        if self._passes and not (told := self._passes[-1].told)["draws"]:
+            told["draws"] = self._random() != told["random"]
 
     def listen(self, optimizers: Optimizers) -> None:
         """Add hooks to the gradients of all parameters that require one now."""
@@ -297,20 +303,17 @@ class StepRows:
         mine = {name: p for name, p in named.items() if id(p) in held}
         passes = [one for one in self._passes if one.number >= stepped.passes]
         first = next((one.first for one in passes if one.first is not None), NO_FIRST)
-        drew = first is not NO_FIRST and self._random() != first["random"]
         known = {n: g for n, g in self._backwards.known.items() if n in mine}
         if known and not stepped.by_closure:
             # the gradients of earlier passes were dropped
             since = min(gradient.since for gradient in known.values())
             passes = [one for one in passes if one.number >= since]
         facts = [one.told for one in passes]
-        last_facts = facts[-1] if facts else NO_PASS
+        last = facts[-1] if facts else NO_PASS
         # from the first pass, then the last one, then all
         row |= {key: first[key] for key in ("random", "buffers", "broadcast_buffers")}
-        row |= {key: last_facts[key] for key in NO_PASS}
-        row |= {
-            key: [t[key] for t in facts] for key in ("inputs", "beside", "unpadded")
-        }
+        row |= {key: last[key] for key in NO_PASS}
+        row |= {k: [t[k] for t in facts] for k in ("inputs", "beside", "unpadded")}
         row |= {
             "forwards": self.forwards,
             "unread": next((t["unread"] for t in facts if t["unread"]), ""),
@@ -318,22 +321,19 @@ class StepRows:
             # from the optimizer
             "lr": stepped.rates(),
             "groups": stepped.settings({id(p): name for name, p in named.items()}),
-            # the random state has moved since the first pass began
-            "draws": drew,
+            "draws": any(t["draws"] for t in facts),
             "syncs": [t["synced"] for t in facts],
         }
         trained = {name: p for name, p in mine.items() if p.requires_grad}
-        is_seen = stepped.steps and stepped.last >= self._seen_from
+        seen = stepped.steps and stepped.last >= self._seen_from
         reduced = sum(one.has_backward for one in passes if one.told["synced"])
         sharded = any(map(hooks.is_in_parts, trained.values()))
         samples = [t["unlabelled"] for t in facts]
         found = {
             "reductions": 0 if sharded else reduced,
-            "carried": [
-                n for n in trained if n in known and known[n].carried and is_seen
-            ],
+            "carried": [n for n in trained if seen and n in known and known[n].carried],
             "touched": [n for n in trained if n in known and known[n].touched],
-            "replaced": last_facts.get("replaced"),
+            "replaced": last.get("replaced"),
             "unlabelled": samples if all(samples) else [],
             "sharded": sharded,
             "not_finite": any(t["not_finite"] for t in facts),
@@ -342,9 +342,7 @@ class StepRows:
         }
         # most steps have none of these
         row |= {key: value for key, value in found.items() if value}
-        self._collect_gradients(
-            row, trained, stepped.grad_scale(), last_facts["synced"]
-        )
+        self._collect_gradients(row, trained, stepped.grad_scale(), last["synced"])
 
     def _collect_gradients(
         self, row: Row, trained: dict[str, nn.Parameter], scale: float, synced: Any

@@ -36,8 +36,7 @@ class Shown:
         ranks = self.recording.ranks.values()
         made = [sum(rank.end["steps"].values()) for rank in ranks if rank.end]
         seen = [len({*rank.steps}) for rank in ranks]
-        timed = [] if self.times is None else [self.times.num_steps]
-        return max([*made, *seen, *timed])
+        return max([*made, *seen, 0 if self.times is None else self.times.num_steps])
 
     @property
     def unfinished(self) -> list[dict[str, Any]]:
@@ -66,7 +65,6 @@ class Shown:
         recording, times = self.recording, self.times
         ranks = recording.ranks.values()
         header = next(iter(ranks)).header
-        stragglers = times and times.stragglers
         return {
             "folder": str(recording.folder),
             "world_size": recording.world_size,
@@ -85,7 +83,7 @@ class Shown:
             "steps_timed": times and times.num_timed,
             "samples_per_s": times and times.samples_per_s,
             "parts": times and times.parts,
-            "stragglers": stragglers and stragglers.numbers(),
+            "stragglers": times and times.stragglers.numbers(),
             "late_part": times and times.late_part,
         }
 
@@ -109,4 +107,6 @@ def show(folder: str | Path) -> dict[str, Any]:
 def read_shown(folder: Path) -> Shown:
     """Return the recording in ``folder``. Raises UserError as :func:`show` does."""
     recording = read_recording(folder)
-    return Shown(recording, findings_in(recording), read_times(folder))
+    steps = [row for one in recording.ranks.values() for row in one.steps.values()]
+    times = read_times(folder, waits_within=any(row.get("sharded") for row in steps))
+    return Shown(recording, findings_in(recording), times)

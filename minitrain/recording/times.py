@@ -37,12 +37,13 @@ class Times:
     :func:`minitrain.analysis.account.summarized`, with ``samples`` in place of tokens.
     ``hosts`` are IDs of the ranks' clocks. A recorded step is of kind ``bracketed``, so
     that neither it nor the one after it counts. ``open`` are the ranks that did not
-    close their file: killed, or still running.
+    close their file: killed, or still running. ``waits_within``: see find_stragglers.
     """
 
     rows: Columns
     hosts: frozenset[str]
     open: frozenset[int] = frozenset()
+    waits_within: bool = False
 
     @property
     def one_clock(self) -> bool:
@@ -69,7 +70,7 @@ class Times:
     @cached_property
     def stragglers(self) -> Stragglers:
         """The result of the search for slow ranks."""
-        return find_stragglers(self.rows, WARMUP_STEPS)
+        return find_stragglers(self.rows, WARMUP_STEPS, waits_within=self.waits_within)
 
     @property
     def num_steps(self) -> int:
@@ -155,7 +156,7 @@ def _of_all(times: Times) -> dict[str, tuple[float, float]]:
     }
 
 
-def read_times(folder: Path) -> Times | None:
+def read_times(folder: Path, *, waits_within: bool = False) -> Times | None:
     """Return the times of the recording in ``folder``; None if there are none, as in
     one of an earlier minitrain. Raises UserError for a damaged file.
     """
@@ -175,7 +176,7 @@ def read_times(folder: Path) -> Times | None:
         except ValueError as error:
             raise UserError(f"{file}: damaged: {str(error)[:80]}") from None
     rows = {name: np.concatenate([of[name] for of in ranks]) for name in ranks[0]}
-    return Times(rows, frozenset(hosts), frozenset(is_open))
+    return Times(rows, frozenset(hosts), frozenset(is_open), waits_within)
 
 
 def _cells(lines: Sequence[str]) -> dict[str, Floats]:

@@ -383,6 +383,23 @@ def test_shorter_run(sound: Any, tmp_path: Path, steps: int, only: str) -> None:
     assert (found.only_in_a, found.only_in_b, found.broken) == ([only], [], [])
 
 
+def test_steps_of_a_second_optimizer_have_its_number(
+    sound: Any, tmp_path: Path
+) -> None:
+    a = record(tmp_path / "a")
+    *rows, end = rows_of(a)
+    second = [row | {"optimizer": 1} for row in rows if row.get("step", 9) < 2]
+    write(a, [*rows, *second, end | {"steps": end["steps"] | {"1": 2}}])
+    found = compare_recordings(a, sound(world_size=1))
+    assert found.verdict == "different"
+    assert found.only_in_a == ["step 0 of optimizer 1", "step 1 of optimizer 1"]
+    c = record(tmp_path / "c")
+    write(c, [*rows, *second, end | {"steps": end["steps"] | {"1": 9}}])
+    assert compare_recordings(c, a).only_in_a == [
+        "7 steps after the first 2 of optimizer 1"
+    ]
+
+
 def test_lost_row_of_a_run_that_is_thinned_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

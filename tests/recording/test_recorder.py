@@ -13,6 +13,7 @@ from recorded_loops import (
     batch,
     loop,
     loss_of,
+    steps,
     steps_of,
     train_alone,
     train_together,
@@ -71,6 +72,24 @@ def test_a_step_has_what_the_loop_did(tmp_path: Path) -> None:
     assert one.end["parameters"] == row["parameters"]
     assert one.end["buffers"] == buffers_of(model) != buffers
     assert one.alarms == []
+
+
+def test_draws_are_those_of_a_pass_and_its_loss(tmp_path: Path) -> None:
+    """Not those of the loop, before the first pass or between two."""
+
+    def draw() -> float:
+        return float(torch.rand(()))
+
+    class Draws(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * (draw() if step == 2 else 1)
+
+    model = Draws(3, 2)
+    for step in steps(tmp_path, model, torch.optim.SGD(model.parameters()), 4):
+        for _ in range(2):
+            draw()
+            (model(torch.ones(4, 3)).sum() * (draw() if step == 1 else 1)).backward()
+    assert [row["draws"] for row in steps_of(tmp_path)] == [False, True, True, False]
 
 
 def test_first_steps_and_every_so_many(tmp_path: Path) -> None:

@@ -286,6 +286,29 @@ def test_late_rank_is_named_in_each_run_and_none_without(tmp_path: Path) -> None
     assert figure("clean runs without a name", sum(clean), RUNS) >= RUNS - 2, found
 
 
+def sharded(folder: Path) -> None:
+    """Rank 1 has a slow loader."""
+    from torch.distributed.fsdp import fully_shard
+
+    with distributed() as (rank, _):
+        model = fully_shard(nn.Linear(8, 8))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        with minitrain.record(model, optimizer, folder, every=1000):
+            for _ in range(STEPS):
+                time.sleep(0.03 * rank)
+                model(torch.randn(4, 8)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+
+def test_ranks_that_wait_in_their_forward_pass_are_not_judged(tmp_path: Path) -> None:
+    launch(sharded, 2, tmp_path, timeout_s=240)
+    facts = show(tmp_path)
+    said = "no step separates a rank's own work from communication"
+    assert facts["steps_timed"] == STEPS - 4
+    assert (facts["stragglers"]["undecided"], facts["late_part"]) == (said, None)
+
+
 def trained(folder: Path, steps: int = 12, every: int = 5, **plan: Any) -> None:
     """One process; ``evaluates_after`` a step, ``sleeps_s`` before each pass."""
     torch.manual_seed(0)
