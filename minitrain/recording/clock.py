@@ -117,7 +117,7 @@ class RecordingClock:
         first = next((t for t in tensors_of([args, options]) if t.dim()), None)
         self._timed.samples += 0 if first is None else len(first)
 
-    def pass_ended(self, outputs: Any, then: Callable[[], None]) -> None:
+    def pass_ended(self, outputs: Any, then: Callable[[], None] | None) -> None:
         """End a forward pass; as its backward begins, time that and call ``then``."""
         self.mark("forward", "forward")
         self._at_backward = then
@@ -131,7 +131,8 @@ class RecordingClock:
         if not self._in_backward:
             self._in_backward = True
             self.mark("forward", "backward")
-            self._at_backward()
+            if self._at_backward is not None:
+                self._at_backward()
             # before DDP's, which queues its callback with the last gradient
             at_the_end_of_backward(self._last_gradient)
 

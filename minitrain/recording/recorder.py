@@ -237,8 +237,11 @@ class Recorder:
 
     def _pass_ended(self, module: nn.Module, args: Any, outputs: Any) -> None:
         if self._is_ours(module) and hooks.is_training_pass(module):
-            self._rows.pass_ended()
-            self._clock.pass_ended(outputs, self._rows.look_for_draws)
+            is_read = self._due and not hooks.is_pass_with_others(self._inner)
+            if is_read:
+                self._rows.pass_ended()
+            then = self._rows.look_for_draws if is_read else None
+            self._clock.pass_ended(outputs, then)
 
     def _is_ours(self, module: nn.Module) -> bool:
         # a compiled model goes on calling hooks that were removed, and a copy that
