@@ -138,7 +138,8 @@ def train_rank(job: Job, launcher: str) -> None:
             # the host where other processes used most
             "load": max(hosts.values(), key=taken),
         }
-        write_run(job.out, result, facts, job.script, device)
+        with start_up():
+            write_run(job.out, result, facts, job.script, device)
         only_first(checkpoints.forget)
 
 

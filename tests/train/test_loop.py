@@ -3,12 +3,16 @@
 Real data-parallel bugs are injected in tests/studies/test_bugs.py.
 """
 
+import time
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from one_line import refusal
+from project import ROOT
 from tiny import (
     NUM_STEPS,
     one_process_tiny,
@@ -34,6 +38,7 @@ from minitrain.proof.ladder import own_rungs
 from minitrain.sync.guarantees import DEFAULTS
 from minitrain.sync.stock import StockDDP
 from minitrain.sync.strategy import BucketEvent, SyncTrace, Traffic
+from minitrain.train import run as of_rank
 from minitrain.train.clock import Row
 from minitrain.train.config import OPTIMIZERS
 from minitrain.train.loop import train
@@ -134,6 +139,30 @@ def test_fused_optimizer_of_a_complex_parameter_is_refused(shards: Path) -> None
     assert refusal(check, "turning", fused=True).startswith(
         "train.fused_optimizer = true: parameter middle.turn is of torch.complex64"
     )
+
+
+def write_slowly(job: Job) -> None:
+    write = of_rank.write_run
+
+    def write_run(*given: Any) -> None:
+        if dist.get_rank() == 0:
+            time.sleep(2 * job.params.launch.timeout_s)
+        write(*given)
+
+    of_rank.write_run = write_run
+    of_rank.train_rank(job, "launch")
+
+
+def test_results_may_take_longer_to_write_than_a_step(
+    shards: Path, tmp_path: Path
+) -> None:
+    """Before, the ranks that waited reported a finished run as hanging."""
+    tiny = tiny_params(threads_per_process=1)
+    short = {"launch": tiny.launch.model_copy(update={"timeout_s": 4})}
+    params, script = tiny.model_copy(update=short), ROOT / "stages/train.py"
+    job = Job(params, "gloo", 2, shards / "world-2", tmp_path, script)
+    launch(write_slowly, 2, job, timeout_s=GENEROUS_S)
+    assert (tmp_path / "provenance.json").exists()
 
 
 def test_usage_is_summed_over_the_processes_of_a_run(shards: Path) -> None:
