@@ -264,6 +264,9 @@ def test_metric_has_few_keys_that_mean_something() -> None:
     parts = {"forward_ms": 6.0, "wait_ms": 1.5, "comm_exposed_ms": 0.5}
     assert exposed_comm_pct(parts | {"step_ms": 8.0}) == 6.25
     assert exposed_comm_pct(UNSPLIT) is None
+    # not separable from waits
+    hosts = summary(on_two_hosts(facts([1, 2]), "gloo-2"))
+    assert hosts["gloo-2"]["exposed_comm_pct"] is None
 
 
 SPEEDS = {"tokens_per_s", "speedup", "speedup_all_cores"}
