@@ -296,6 +296,7 @@ class TrainResult:
     state: dict[str, Tensor] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
     num_parameters: int = 0
+    gradient_bytes: int = 0
     usage: Usage = field(default_factory=Usage.now)
     went_on_from: int = 0
 

@@ -361,6 +361,10 @@ def test_bare_allreduce_is_of_this_machine_and_size() -> None:
     assert bare_allreduce(sweep, MACHINE, 3, 3_500_000) is None
     assert bare_allreduce(sweep, MACHINE | {"cores": 4}, 2, 3_500_000) is None
     assert bare_allreduce(sweep, MACHINE, 2, 10**9) is None
+    # of float64
+    doubles = {"gloo-2": provenance_of(2, gradient_bytes=8 * 870_000)}
+    f = replace(facts([1, 2]), provenance=facts([1, 2]).provenance | doubles)
+    assert "the gradients of a step are 7.0 MB" in str(report(f))
 
 
 def test_bugs_are_counted_by_their_loss_curve_and_by_their_check() -> None:

@@ -28,6 +28,7 @@ from waiting import GENEROUS_S
 from minitrain.analysis.account import DDP_SAYS
 from minitrain.bench.ledger import CollectiveLedger
 from minitrain.comm.groups import distributed
+from minitrain.core.files import read_json
 from minitrain.core.params import Params, PrecisionName
 from minitrain.harness.launcher import launch
 from minitrain.proof.bits import Rung, not_run
@@ -159,12 +160,17 @@ def test_results_may_take_longer_to_write_than_a_step(
     shards: Path, tmp_path: Path
 ) -> None:
     """Before, the ranks that waited reported a finished run as hanging."""
-    tiny = tiny_params(threads_per_process=1)
+    tiny = with_factory(tiny_params(threads_per_process=1), "other_models:two_types")
     short = {"launch": tiny.launch.model_copy(update={"timeout_s": 4})}
     params, script = tiny.model_copy(update=short), ROOT / "stages/train.py"
     job = Job(params, "gloo", 2, shards / "world-2", tmp_path, script)
     launch(write_slowly, 2, job, timeout_s=GENEROUS_S)
-    assert (tmp_path / "provenance.json").exists()
+    found = read_json(tmp_path / "provenance.json")
+    numbers = dict.fromkeys((4, 8), 0)
+    for p in tiny_config(params, shards, 2).start_model(0).parameters():
+        numbers[p.itemsize] += p.numel()
+    assert found["model_params"] == sum(numbers.values())
+    assert found["gradient_bytes"] == sum(size * n for size, n in numbers.items())
 
 
 def test_usage_is_summed_over_the_processes_of_a_run(shards: Path) -> None:
