@@ -58,7 +58,8 @@ def replay(
     model = config.start_model(0)
     optimizer, precision = plain_optimizer(config, model), Precision(config.precision)
     layouts = {-1: names_by_type(trained(model))}
-    for row in of_kind(rows, "buckets"):
+    # steps without buckets are a fault, which is not replayed
+    for row in (row for row in of_kind(rows, "buckets") if row["buckets"]):
         layouts[row["step"]] = [bucket["parameters"] for bucket in row["buckets"]]
     reduction = reduction_of(config.sync, hosts_of_run(rows, world_size))
     recorder = StepRecord(model, config.recorded, sampled=sampled, keep=keep)

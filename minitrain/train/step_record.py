@@ -149,12 +149,12 @@ class StepRecord:
             self.sampled[f"{step}/{kind}/{name}"] = whole(tensor)
 
     def layout(self, step: int, trace: SyncTrace) -> None:
-        """Record DDP's buckets and the ranks of each host, if the buckets changed."""
+        """Record the buckets and the ranks of each host, if the buckets changed."""
         layout = [
             {"num_bytes": event.num_bytes, "parameters": list(event.parameters)}
             for event in trace.events
         ]
-        if layout and layout != self._layout:
+        if layout != self._layout:
             self._layout = layout
             hosts = {} if trace.hosts is None else {"hosts": trace.hosts}
             row = {"kind": "buckets", "step": step, "buckets": layout, **hosts}

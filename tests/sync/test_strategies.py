@@ -504,8 +504,20 @@ def test_strategy_from_outside_that_is_right_or_wrong() -> None:
             super().exchange(flat)
             flat[-1] = 0
 
+    class Skips(find_strategy("toy_strategy:ThroughRankZero")):  # type: ignore
+        # the sum is right, but a step notes no bucket
+        calls = 0
+
+        def reduce(self) -> None:
+            super().reduce()
+            self.calls += 1
+            if self.calls == 5:
+                self.trace.events.clear()
+
     trial = make_run()
     subject = trial.factory, trial.data.batches
+    with pytest.raises(EvidenceError, match="step 4: embedding.* is never reduced"):
+        check_data_parallel(*subject, sync=Skips)
     with pytest.raises(EvidenceError, match="replay_gradients"):
         check_data_parallel(*subject, sync=Forgets)
     options: Any = {"loss": trial.data.loss, "sync": "toy_strategy:ThroughRankZero"}
