@@ -228,12 +228,12 @@ def _with_waits(rows: Columns) -> Columns:
 
 def _parts(rows: Columns, alone: Columns) -> Iterator[dict[str, Any]]:
     # ``alone`` also holds the bracketed steps, with passes without communication
-    found = {name: known(rows, name) for name in PARTS if name != "interference_ms"}
-    found = {name: of for name, of in found.items() if len(of)}
-    to_last, compute = known(rows, TO_LAST), known(alone, "backward_compute_ms")
-    if len(to_last) and len(to_last) == len(rows["step"]):
+    to_last, compute = (rows, TO_LAST), (alone, "backward_compute_ms")
+    found = {name: (rows, name) for name in PARTS if name != "interference_ms"}
+    found = {name: of for name, of in found.items() if len(known(*of))}
+    if 0 < len(known(*to_last)) == len(rows["step"]):
         found[BACKWARD] = to_last
-        if len(compute):
+        if len(known(*compute)):
             found |= {"backward_compute_ms": compute, "interference_ms": to_last}
             del found[BACKWARD]
     else:
@@ -241,8 +241,8 @@ def _parts(rows: Columns, alone: Columns) -> Iterator[dict[str, Any]]:
         found = {n: of for n, of in found.items() if n not in ("wait_ms", EXPOSED)}
     draws = {
         # calibrated passes are drawn independently of the other columns
-        name: _draws(values, name == "backward_compute_ms")
-        for name, values in found.items()
+        name: _draws(*of, name == "backward_compute_ms")
+        for name, of in found.items()
     }
     if "interference_ms" in draws:
         # a difference of means: no step times both
@@ -260,13 +260,16 @@ def _picks(count: int, seed: int) -> npt.NDArray[np.int64]:
     return np.random.default_rng(seed).integers(0, count, (BOOTSTRAP_DRAWS, count))
 
 
-def _draws(values: Floats, seed: int) -> Floats:
-    # the mean, followed by the means of the bootstrap samples
+def _draws(rows: Columns, name: str, seed: int) -> Floats:
+    # the mean, followed by the means of the bootstrap samples; steps are drawn with all
+    # their ranks, which wait for each other
+    table = by_step_and_rank(rows, numbers(rows, name))
+    values = np.nanmean(table[~np.isnan(table).all(axis=1)], axis=1)
     size = -(-len(values) // MOST_BLOCKS)
     whole = values[: len(values) // size * size]
     blocks = whole.reshape(-1, size).mean(axis=1)
     means = blocks[_picks(len(blocks), seed)].mean(axis=1)
-    return np.concatenate([[values.mean()], means])
+    return np.concatenate([[known(rows, name).mean()], means])
 
 
 def _bracketed(timings: Table, num_warmup_steps: int) -> Number:

@@ -44,8 +44,8 @@ REPORT_S = 0.5
 STOPPED_S = 30.0
 # phase without a limit: user code that need not update the heartbeat
 UNWATCHED = "start"
-# phases of imports, rendezvous and model construction
-STARTING = ("", "setup")
+# phases that may be slower than a step: imports, rendezvous, building, writing results
+SLOW = ("", "setup", "write")
 # delay after the early exit of a rank until the others are terminated; torchrun waits
 # ten times as long, and forever if the exit code is 0
 BURIED_S = 3.0
@@ -100,8 +100,7 @@ class _Rank:
         self.report = self.report or read_report(folder, self.number)
         phase = "" if seen is None else seen.phase
         self.limit_s = (seen.limit_s if seen else 0) or STOPPED_S
-        if phase in STARTING and state is not State.STOPPED:
-            # startup may be slow, but not if stopped
+        if phase in SLOW and state is not State.STOPPED:
             self.limit_s = max(self.limit_s, STARTUP_S)
         passed_s = min(passed_s, PAUSE_S, self.limit_s / 2)
         self.unchanged_s = self.unchanged_s + passed_s if same else 0.0

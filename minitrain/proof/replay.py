@@ -15,7 +15,13 @@ from minitrain.core.errors import EvidenceError
 from minitrain.core.progress import progress
 from minitrain.data.cut import Batches
 from minitrain.proof.evidence import Evidence, Rows, evidence_of, of_kind
-from minitrain.sync.strategy import Strategy, copy_buffers, load_buffers, trained
+from minitrain.sync.strategy import (
+    Strategy,
+    copy_buffers,
+    load_buffers,
+    names_by_type,
+    trained,
+)
 from minitrain.train.config import RunConfig, plain_optimizer
 from minitrain.train.observer import shares_of_loss
 from minitrain.train.precision import Precision
@@ -40,7 +46,7 @@ def replay(
     """Repeat in this process a run of ``world_size`` ranks that recorded ``rows``.
 
     Only the buckets, and the ranks of each host for strategies that first reduce within
-    hosts, come from the run; without rows, all parameters are in one bucket. Equal bits
+    hosts, come from the run; without rows, each dtype has one bucket. Equal bits
     require its number of threads. ``show`` names a progress bar (empty: none). ``keep``
     and ``sampled`` are steps whose tensors are kept, as in :class:`StepRecord`. The
     evidence has a result per shard; the first holds the rows of all. Raises
@@ -51,9 +57,9 @@ def replay(
     shards = [config.batches([shard], count) for shard in range(count)]
     model = config.start_model(0)
     optimizer, precision = plain_optimizer(config, model), Precision(config.precision)
-    # a run without recorded buckets has all parameters in one
-    layouts = {-1: [list(trained(model))]}
-    for row in of_kind(rows, "buckets"):
+    layouts = {-1: names_by_type(trained(model))}
+    # steps without buckets are a fault, which is not replayed
+    for row in (row for row in of_kind(rows, "buckets") if row["buckets"]):
         layouts[row["step"]] = [bucket["parameters"] for bucket in row["buckets"]]
     reduction = reduction_of(config.sync, hosts_of_run(rows, world_size))
     recorder = StepRecord(model, config.recorded, sampled=sampled, keep=keep)

@@ -169,10 +169,8 @@ class Facts:
         """An isolated all-reduce of about the gradients' size; None if not measured."""
         if self.hosts(self.run) > 1 or self.made["sync"] not in WHOLE:
             return None
-        size = 4 * self.made["model_params"]
-        return bare_allreduce(
-            self.collectives_study, self.machine, self.world_size, size
-        )
+        study, size = self.collectives_study, self.made["gradient_bytes"]
+        return bare_allreduce(study, self.machine, self.world_size, size)
 
     # Time: the step account, which divides the time of a step into components.
 

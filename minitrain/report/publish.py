@@ -164,6 +164,9 @@ def _of_run(f: Facts, run: str) -> dict[str, Any]:
     arm = ONE_PROCESS if run == "gloo-1" and run not in f.arms else run
     has_speed, timing = arm in f.arms and not f.busy, _measured(f, run)
     distance = f.equivalence[run]["one_process"]["max_abs_diff"]
+    # a single rank does not communicate; of several hosts it includes waits
+    exists = run in f.accounts and f.hosts(run) == 1 < f.provenance[run]["world_size"]
+    exposed = exposed_comm_pct(f.accounts[run]) if exists else None
 
     def over(other: str) -> float | None:
         return round(f.baseline.compare(arm, other).ratio, 3) if has_speed else None
@@ -176,13 +179,7 @@ def _of_run(f: Facts, run: str) -> dict[str, Any]:
         "speedup": over(ONE_PROCESS),
         "speedup_all_cores": over(ALL_CORES),
         **{key: _rounded(timing.get(key), 2) for key in TIMES},
-        "exposed_comm_pct": _rounded(
-            # a single rank does not communicate
-            exposed_comm_pct(f.accounts[run])
-            if run in f.accounts and f.provenance[run]["world_size"] > 1
-            else None,
-            1,
-        ),
+        "exposed_comm_pct": _rounded(exposed, 1),
     }
 
 

@@ -38,7 +38,7 @@ def read_facts(project: Project, params: Params, equivalence: dict[str, Any]) ->
     folders, root = {run: project.runs / run for run in runs}, project.params.parent
     bugs = read_json(metrics / "zoo.json", "bugs", "provenance")
     index = project.shards / f"world-{max(params.gloo.world_sizes)}" / "index.json"
-    needed = ("sync", "world_size", "code_sha256")
+    needed = ("sync", "world_size", "code_sha256", "gradient_bytes")
     origins = {
         run: read_json(folder / "provenance.json", "machine", "num_steps", *needed)
         for run, folder in folders.items()

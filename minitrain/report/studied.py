@@ -186,7 +186,7 @@ class Hosts(Studied):
 
 # largest ratio of payloads that are comparable
 NEAR = 2
-# strategies that send every gradient once, in float32
+# strategies that send every gradient once, as it is
 WHOLE = ("ddp", "flat")
 
 

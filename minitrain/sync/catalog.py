@@ -43,8 +43,9 @@ def find_strategy(name: str) -> "type[Strategy]":
         )
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UserError(f"train.sync = {name!r}: {error}") from None
+    except (Exception, SystemExit) as error:
+        why = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise UserError(f"train.sync = {name!r}: {why}") from error
     base = importlib.import_module("minitrain.sync.strategy").Strategy
     if not (isinstance(found, type) and issubclass(found, base)):
         raise UserError(f"train.sync = {name!r}: must be a minitrain.sync.Strategy")

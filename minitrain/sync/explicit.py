@@ -15,6 +15,7 @@ from minitrain.sync.strategy import (
     Strategy,
     Traffic,
     broadcast,
+    names_by_type,
     num_bytes,
     trained,
 )
@@ -35,10 +36,7 @@ class Flat(Strategy):
         """Return lists of names of parameters, each reduced in one buffer: by default a
         list for each dtype.
         """
-        names: dict[torch.dtype, list[str]] = {}
-        for name, parameter in self._trained.items():
-            names.setdefault(parameter.dtype, []).append(name)
-        return list(names.values())
+        return names_by_type(self._trained)
 
     def exchange(self, flat: Tensor) -> None:
         """Replace ``flat`` (n,), the gradients of one bucket, by the sum over the

@@ -186,6 +186,14 @@ def trained(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
+def names_by_type(parameters: dict[str, nn.Parameter]) -> list[list[str]]:
+    """Return the names of ``parameters``, a list for each dtype."""
+    names: dict[torch.dtype, list[str]] = {}
+    for name, parameter in parameters.items():
+        names.setdefault(parameter.dtype, []).append(name)
+    return list(names.values())
+
+
 def copy_buffers(model: nn.Module) -> list[Tensor]:
     """Return copies of all buffers in order, on their device."""
     return [buffer.detach().clone() for buffer in model.buffers()]

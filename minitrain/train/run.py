@@ -21,7 +21,7 @@ from minitrain.core.load import load_of, taken
 from minitrain.core.params import Params
 from minitrain.core.provenance import require_torch
 from minitrain.model.factory import try_model
-from minitrain.sync.strategy import trained
+from minitrain.sync.strategy import num_bytes, trained
 from minitrain.train.checkpoint import Checkpoints
 from minitrain.train.config import RunConfig, config_of
 from minitrain.train.eval_pass import add_probes, unwatched_gradients
@@ -133,12 +133,14 @@ def train_rank(job: Job, launcher: str) -> None:
             "num_steps": config.steps,
             "sync": job.params.train.sync,
             "model_params": result.num_parameters,
+            "gradient_bytes": result.gradient_bytes,
             "went_on_from_step": result.went_on_from,
             "began_with": str(job.resume) if job.resume else None,
             # the host where other processes used most
             "load": max(hosts.values(), key=taken),
         }
-        write_run(job.out, result, facts, job.script, device)
+        with start_up():
+            write_run(job.out, result, facts, job.script, device)
         only_first(checkpoints.forget)
 
 
@@ -195,5 +197,6 @@ def run_rank(
     result.hashes += [unwatched] if unwatched else []
     worker.close()
     result.num_parameters = sum(p.numel() for p in worker.model.parameters())
+    result.gradient_bytes = num_bytes(trained(worker.model).values())
     result.values = seen.recorder.values
     return result

@@ -149,12 +149,12 @@ class StepRecord:
             self.sampled[f"{step}/{kind}/{name}"] = whole(tensor)
 
     def layout(self, step: int, trace: SyncTrace) -> None:
-        """Record DDP's buckets and the ranks of each host, if the buckets changed."""
+        """Record the buckets and the ranks of each host, if the buckets changed."""
         layout = [
             {"num_bytes": event.num_bytes, "parameters": list(event.parameters)}
             for event in trace.events
         ]
-        if layout and layout != self._layout:
+        if layout != self._layout:
             self._layout = layout
             hosts = {} if trace.hosts is None else {"hosts": trace.hosts}
             row = {"kind": "buckets", "step": step, "buckets": layout, **hosts}
@@ -296,6 +296,7 @@ class TrainResult:
     state: dict[str, Tensor] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
     num_parameters: int = 0
+    gradient_bytes: int = 0
     usage: Usage = field(default_factory=Usage.now)
     went_on_from: int = 0
 

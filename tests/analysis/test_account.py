@@ -1,6 +1,7 @@
 """The step account of synthetic timings; expected means are computed by hand."""
 
 import math
+from itertools import product
 from typing import Any
 
 import pandas as pd
@@ -269,11 +270,16 @@ def width(rows: pd.DataFrame, part: str) -> float:
     return float(high - low)
 
 
-def test_interval_of_a_difference_holds_the_noise_of_both() -> None:
-    """Interference: 400 steps and 400 calibrations, half of each 1 ms longer."""
-    rows = [plain(20 + i, 0, to_last_bucket_ms=60 + i % 2) for i in range(400)]
-    alone = [bracketed(500 + i, 0, backward_compute_ms=55 + i % 2) for i in range(400)]
-    both = pd.DataFrame([*rows, *alone])
+@pytest.mark.parametrize("num_ranks", [1, 4])
+def test_interval_of_a_difference_holds_the_noise_of_both(num_ranks: int) -> None:
+    """Interference: 400 steps and 400 calibrations, half of each 1 ms longer. More
+    ranks that are slow at the same steps do not make it more certain.
+    """
+    table = []
+    for rank, i in product(range(num_ranks), range(400)):
+        table.append(plain(20 + i, rank, to_last_bucket_ms=60 + i % 2))
+        table.append(bracketed(500 + i, rank, backward_compute_ms=55 + i % 2))
+    both = pd.DataFrame(table)
     # the mean of n halves and ones has a deviation of 0.5 / sqrt(n), and 5 to 95 % of
     # a normal are 2 x 1.645 deviations: 1.645 / sqrt(400) = 0.082
     assert width(both, "interference_ms") == pytest.approx(2**0.5 * 0.082, rel=0.1)

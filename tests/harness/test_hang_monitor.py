@@ -33,16 +33,22 @@ def late(watch: HangMonitor) -> RankError | None:
 
 
 @pytest.mark.parametrize(
-    ("phase", "where"), [("setup", "step"), ("", "heartbeat")], ids=["setup", "imports"]
+    ("phase", "where"),
+    [
+        ("setup", "before its first step"),
+        ("", "before its first heartbeat"),
+        ("write", "after its last step"),
+    ],
+    ids=["setup", "imports", "results"],
 )
-def test_start_up_has_a_limit_of_its_own(
+def test_start_and_end_have_a_limit_of_their_own(
     phase: str,
     where: str,
     tmp_path: Path,
     process: subprocess.Popen[bytes],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Imports and building the model may take longer than a phase of a step."""
+    """Imports, building the model and writing results may take longer than a step."""
     monkeypatch.setattr("minitrain.harness.hang_monitor.STOPPED_S", 0.05)
     if phase:
         mine = make_place(file_of(tmp_path, 0))
@@ -51,7 +57,7 @@ def test_start_up_has_a_limit_of_its_own(
     watch = HangMonitor(tmp_path, lambda: {0: process.pid})
     assert late(watch) is None
     monkeypatch.setattr("minitrain.harness.hang_monitor.STARTUP_S", 0.1)
-    line = f"no answer within 0.1 s, hangs before its first {where}"
+    line = f"no answer within 0.1 s, hangs {where}"
     assert line in str(late(watch))
 
 

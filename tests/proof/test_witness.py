@@ -323,6 +323,21 @@ def test_gradient_of_a_parameter_that_is_not_used(honest: Any) -> None:
     assert "gradient of hidden.bias" in found["detail"]
 
 
+def test_model_that_accepts_the_batch_of_a_rank_only(honest: Any) -> None:
+    """Before, a traceback."""
+    trial, record = honest("adamw")
+
+    def picky(model: nn.Module, batch: Any) -> Tensor:
+        if (rows := len(batch["input_ids"])) != 6:
+            raise ValueError(f"6 rows, not {rows}")
+        return trial.data.loss(model, batch)
+
+    found = asked(trial, record, loss=picky)
+    for name in ("witness_gradients", "witness_loss", "witness_mean"):
+        why = "in training ValueError: 6 rows, not 12"
+        assert (found[name]["verdict"], found[name]["detail"]) == ("not run", why)
+
+
 def step_again(record: dict[str, Any], task: Task, step: int) -> None:
     """Replace the parameters after a step by AdamW's result of recorded moments."""
     tensors = record["tensors"]

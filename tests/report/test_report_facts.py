@@ -264,6 +264,9 @@ def test_metric_has_few_keys_that_mean_something() -> None:
     parts = {"forward_ms": 6.0, "wait_ms": 1.5, "comm_exposed_ms": 0.5}
     assert exposed_comm_pct(parts | {"step_ms": 8.0}) == 6.25
     assert exposed_comm_pct(UNSPLIT) is None
+    # not separable from waits
+    hosts = summary(on_two_hosts(facts([1, 2]), "gloo-2"))
+    assert hosts["gloo-2"]["exposed_comm_pct"] is None
 
 
 SPEEDS = {"tokens_per_s", "speedup", "speedup_all_cores"}
@@ -358,6 +361,10 @@ def test_bare_allreduce_is_of_this_machine_and_size() -> None:
     assert bare_allreduce(sweep, MACHINE, 3, 3_500_000) is None
     assert bare_allreduce(sweep, MACHINE | {"cores": 4}, 2, 3_500_000) is None
     assert bare_allreduce(sweep, MACHINE, 2, 10**9) is None
+    # of float64
+    doubles = {"gloo-2": provenance_of(2, gradient_bytes=8 * 870_000)}
+    f = replace(facts([1, 2]), provenance=facts([1, 2]).provenance | doubles)
+    assert "the gradients of a step are 7.0 MB" in str(report(f))
 
 
 def test_bugs_are_counted_by_their_loss_curve_and_by_their_check() -> None:

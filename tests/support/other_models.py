@@ -90,6 +90,13 @@ def double(params: Any, vocab_size: int) -> nn.Module:
     return Bigrams(params, vocab_size, nn.Linear(params.n_embd, params.n_embd)).double()
 
 
+def two_types(params: Any, vocab_size: int) -> nn.Module:
+    """Trained parameters of float32 and float64."""
+    layer = nn.Linear(params.n_embd, params.n_embd).double()
+    middle = Middle(lambda own, x: own.layer(x.double()).to(x.dtype), layer=layer)
+    return Bigrams(params, vocab_size, middle)
+
+
 def transposed(params: Any, vocab_size: int) -> nn.Module:
     """A weight in column order: DDP's bucket holds it as it lies in memory."""
     model = Bigrams(params, vocab_size, nn.Identity())

@@ -176,6 +176,7 @@ def provenance_of(world_size: int, **changes: Any) -> dict[str, Any]:
         "world_size": world_size,
         "num_hosts": 1,
         "model_params": 870_000,
+        "gradient_bytes": 3_480_000,
         "num_steps": 100,
         "threads_per_process": 1,
         "measured_at": "2026-01-02T03:04:05Z",

@@ -5,6 +5,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -503,8 +504,20 @@ def test_strategy_from_outside_that_is_right_or_wrong() -> None:
             super().exchange(flat)
             flat[-1] = 0
 
+    class Skips(find_strategy("toy_strategy:ThroughRankZero")):  # type: ignore
+        # the sum is right, but a step notes no bucket
+        calls = 0
+
+        def reduce(self) -> None:
+            super().reduce()
+            self.calls += 1
+            if self.calls == 5:
+                self.trace.events.clear()
+
     trial = make_run()
     subject = trial.factory, trial.data.batches
+    with pytest.raises(EvidenceError, match="step 4: embedding.* is never reduced"):
+        check_data_parallel(*subject, sync=Skips)
     with pytest.raises(EvidenceError, match="replay_gradients"):
         check_data_parallel(*subject, sync=Forgets)
     options: Any = {"loss": trial.data.loss, "sync": "toy_strategy:ThroughRankZero"}
@@ -542,6 +555,25 @@ def test_strategy_that_is_not_there() -> None:
         ("toy_strategy:dist", "must be a minitrain.sync.Strategy"),
     ):
         assert line in refusal(find_strategy, name)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("class Own(", "SyntaxError: '(' was never closed (broken_1.py, line 1)"),
+        ("class Own(Flt): ...", "NameError: name 'Flt' is not defined"),
+        ("len(1)", "TypeError: object of type 'int' has no len()"),
+        ("raise SystemExit('two\\nlines')", "SystemExit: two lines"),
+    ],
+)
+def test_strategy_in_a_file_that_fails(
+    text: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, a traceback."""
+    (tmp_path / "broken_1.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    told = refusal(find_strategy, "broken_1:Own")
+    assert told == f"train.sync = 'broken_1:Own': {line}"
 
 
 HOSTS = [[0, 1], [2, 4], [3]]

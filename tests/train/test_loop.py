@@ -3,12 +3,16 @@
 Real data-parallel bugs are injected in tests/studies/test_bugs.py.
 """
 
+import time
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from one_line import refusal
+from project import ROOT
 from tiny import (
     NUM_STEPS,
     one_process_tiny,
@@ -24,6 +28,7 @@ from waiting import GENEROUS_S
 from minitrain.analysis.account import DDP_SAYS
 from minitrain.bench.ledger import CollectiveLedger
 from minitrain.comm.groups import distributed
+from minitrain.core.files import read_json
 from minitrain.core.params import Params, PrecisionName
 from minitrain.harness.launcher import launch
 from minitrain.proof.bits import Rung, not_run
@@ -34,6 +39,7 @@ from minitrain.proof.ladder import own_rungs
 from minitrain.sync.guarantees import DEFAULTS
 from minitrain.sync.stock import StockDDP
 from minitrain.sync.strategy import BucketEvent, SyncTrace, Traffic
+from minitrain.train import run as of_rank
 from minitrain.train.clock import Row
 from minitrain.train.config import OPTIMIZERS
 from minitrain.train.loop import train
@@ -100,6 +106,8 @@ OTHER_MODELS = {
     "with_mask": None,
     "tied": None,
     "double": None,
+    # one process has no recorded buckets, which DDP fills by type
+    "two_types": None,
     # the ring cuts its gradient as it lies in memory
     "transposed": None,
 }
@@ -134,6 +142,35 @@ def test_fused_optimizer_of_a_complex_parameter_is_refused(shards: Path) -> None
     assert refusal(check, "turning", fused=True).startswith(
         "train.fused_optimizer = true: parameter middle.turn is of torch.complex64"
     )
+
+
+def write_slowly(job: Job) -> None:
+    write = of_rank.write_run
+
+    def write_run(*given: Any) -> None:
+        if dist.get_rank() == 0:
+            time.sleep(2 * job.params.launch.timeout_s)
+        write(*given)
+
+    of_rank.write_run = write_run
+    of_rank.train_rank(job, "launch")
+
+
+def test_results_may_take_longer_to_write_than_a_step(
+    shards: Path, tmp_path: Path
+) -> None:
+    """Before, the ranks that waited reported a finished run as hanging."""
+    tiny = with_factory(tiny_params(threads_per_process=1), "other_models:two_types")
+    short = {"launch": tiny.launch.model_copy(update={"timeout_s": 4})}
+    params, script = tiny.model_copy(update=short), ROOT / "stages/train.py"
+    job = Job(params, "gloo", 2, shards / "world-2", tmp_path, script)
+    launch(write_slowly, 2, job, timeout_s=GENEROUS_S)
+    found = read_json(tmp_path / "provenance.json")
+    numbers = dict.fromkeys((4, 8), 0)
+    for p in tiny_config(params, shards, 2).start_model(0).parameters():
+        numbers[p.itemsize] += p.numel()
+    assert found["model_params"] == sum(numbers.values())
+    assert found["gradient_bytes"] == sum(size * n for size, n in numbers.items())
 
 
 def test_usage_is_summed_over_the_processes_of_a_run(shards: Path) -> None:

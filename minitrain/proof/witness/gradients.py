@@ -145,7 +145,11 @@ def training_rungs(computer: Computer, known: dict[int, Asked]) -> dict[str, Run
             # the scaler skips such a step, which step_rung checks
             continue
         state = record.of(step, "before")
-        right, alone = _right(computer, step, state, known)
+        try:
+            right, alone = _right(computer, step, state, known)
+        except Exception as error:
+            refused.append(rung("not run", f"in training {failure(error)}"))
+            continue
         try:
             noise = _rounding(computer, step, state, right, alone, bits, evaluate=False)
             one = _compare(computer.task, f"step {step}", found, right, noise, bits)
