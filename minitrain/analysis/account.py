@@ -229,8 +229,7 @@ def _with_waits(rows: Columns) -> Columns:
 def _parts(rows: Columns, alone: Columns) -> Iterator[dict[str, Any]]:
     # ``alone`` also holds the bracketed steps, with passes without communication
     to_last, compute = (rows, TO_LAST), (alone, "backward_compute_ms")
-    found = {name: (rows, name) for name in PARTS if name != "interference_ms"}
-    found = {name: of for name, of in found.items() if len(known(*of))}
+    found = {name: (rows, name) for name in PARTS if len(known(rows, name))}
     if 0 < len(known(*to_last)) == len(rows["step"]):
         found[BACKWARD] = to_last
         if len(known(*compute)):
@@ -239,19 +238,15 @@ def _parts(rows: Columns, alone: Columns) -> Iterator[dict[str, Any]]:
     else:
         # these need the time of the last gradient in every step
         found = {n: of for n, of in found.items() if n not in ("wait_ms", EXPOSED)}
-    draws = {
-        # calibrated passes are drawn independently of the other columns
-        name: _draws(*of, name == "backward_compute_ms")
-        for name, of in found.items()
-    }
+    # calibrated passes are drawn independently of the other columns
+    draws = {n: _draws(*of, n == "backward_compute_ms") for n, of in found.items()}
     if "interference_ms" in draws:
         # a difference of means: no step times both
         draws["interference_ms"] -= draws["backward_compute_ms"]
-    for name in PARTS:
-        if name in draws:
-            low, high = map(float, np.percentile(draws[name][1:], INTERVAL))
-            mean = float(draws[name][0])
-            yield {"part": name, "mean_ms": mean, "low_ms": low, "high_ms": high}
+    for name in [name for name in PARTS if name in draws]:
+        low, high = map(float, np.percentile(draws[name][1:], INTERVAL))
+        mean = float(draws[name][0])
+        yield {"part": name, "mean_ms": mean, "low_ms": low, "high_ms": high}
 
 
 @lru_cache(2)
@@ -261,8 +256,7 @@ def _picks(count: int, seed: int) -> npt.NDArray[np.int64]:
 
 
 def _draws(rows: Columns, name: str, seed: int) -> Floats:
-    # the mean, followed by the means of the bootstrap samples; steps are drawn with all
-    # their ranks, which wait for each other
+    # the mean, then those of bootstrap samples of steps; ranks wait for each other
     table = by_step_and_rank(rows, numbers(rows, name))
     values = np.nanmean(table[~np.isnan(table).all(axis=1)], axis=1)
     size = -(-len(values) // MOST_BLOCKS)

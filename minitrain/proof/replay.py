@@ -76,7 +76,8 @@ def replay(
                 _compute(model, batches, step, divisor, precision, result)
             # multiply before the sum, as the strategies do: dividing the sum rounds
             # differently if the divisor is not a power of two
-            gradients.append(_scaled_gradients(model, 1.0 / divisor))
+            own = ((name, p.grad) for name, p in model.named_parameters())
+            gradients.append({n: g * (1.0 / divisor) for n, g in own if g is not None})
             after.append(copy_buffers(model))
         # DDP broadcasts rank 0's buffers before the next forward pass
         load_buffers(model, after[0])
@@ -142,11 +143,6 @@ def _compute(
         tuple(d for micro_batch in micro_batches for d in micro_batch.digests)
     )
     result.losses.append(shares_of_loss(losses, micro_batches))
-
-
-def _scaled_gradients(model: nn.Module, factor: float) -> Gradients:
-    named = model.named_parameters()
-    return {name: p.grad * factor for name, p in named if p.grad is not None}
 
 
 def _combine(

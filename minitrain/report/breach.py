@@ -19,7 +19,6 @@ LONGEST_LINE = 215
 # files derived from the rejected runs
 REMOVED = (
     *("manifest.json", "overview.svg", "scaling.csv", "losses.csv", "losses.png"),
-    # `dvc repro` makes these again, as it does all that are missing
     *("account.csv", "account.png", "timing.json"),
 )
 

@@ -36,10 +36,9 @@ def find_strategy(name: str) -> "type[Strategy]":
     """
     module, colon, attribute = STRATEGIES.get(name, name).partition(":")
     if not colon:
-        allowed = ", ".join(STRATEGIES)
         raise UserError(
-            f"train.sync = {name!r}: must be one of {allowed}, or package.module:Class"
-            f"{did_you_mean(name, STRATEGIES)}"
+            f"train.sync = {name!r}: must be one of {', '.join(STRATEGIES)}, or "
+            f"package.module:Class{did_you_mean(name, STRATEGIES)}"
         )
     try:
         found = getattr(importlib.import_module(module), attribute)

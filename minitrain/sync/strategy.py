@@ -188,10 +188,8 @@ def trained(model: nn.Module) -> dict[str, nn.Parameter]:
 
 def names_by_type(parameters: dict[str, nn.Parameter]) -> list[list[str]]:
     """Return the names of ``parameters``, a list for each dtype."""
-    names: dict[torch.dtype, list[str]] = {}
-    for name, parameter in parameters.items():
-        names.setdefault(parameter.dtype, []).append(name)
-    return list(names.values())
+    types = dict.fromkeys(p.dtype for p in parameters.values())
+    return [[n for n, p in parameters.items() if p.dtype == of] for of in types]
 
 
 def copy_buffers(model: nn.Module) -> list[Tensor]:

@@ -516,7 +516,7 @@ def test_strategy_from_outside_that_is_right_or_wrong() -> None:
 
     trial = make_run()
     subject = trial.factory, trial.data.batches
-    with pytest.raises(EvidenceError, match="step 4: embedding.* is never reduced"):
+    with pytest.raises(EvidenceError, match=r"step 4: embedding.* is never reduced"):
         check_data_parallel(*subject, sync=Skips)
     with pytest.raises(EvidenceError, match="replay_gradients"):
         check_data_parallel(*subject, sync=Forgets)

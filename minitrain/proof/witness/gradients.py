@@ -162,8 +162,7 @@ def training_rungs(computer: Computer, known: dict[int, Asked]) -> dict[str, Run
         else:
             refused.append(one)
     if not compared and not refused:
-        why = "every sampled step overflowed"
-        return dict.fromkeys(names, rung("not run", why))
+        return dict.fromkeys(names, rung("not run", "every sampled step overflowed"))
     rungs = [largest(gaps).rung() for gaps in zip(*compared, strict=True)]
     wrong = [one for one in rungs if one["verdict"] == "breach"]
     if refused and not any(one["max_abs_diff"] is not None for one in wrong):
