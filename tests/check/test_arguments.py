@@ -237,7 +237,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"sync": "powersdg"}, f"sync = 'powersdg': {SYNCS} (did you mean powersgd?)"),
     ({"sync": None}, "sync = None: must be a name, or a class that derives from "),
-    ({"sync": "train.sync:X"}, "sync = 'train.sync:X': No module named 'train"),
+    ({"sync": "train.sync:X"}, "sync = 'train.sync:X': ModuleNotFoundError: No"),
     (
         {"sync": "flat", "tuning": Defaults(overlap=False)},
         "overlap = false: must be true with a sync that does not use DDP's",

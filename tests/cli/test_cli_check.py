@@ -315,7 +315,10 @@ MISTAKES = [
     (["broken.py:x"], "MODEL = 'broken.py:x': broken.py: SystemExit: 3"),
     (["my_model.py:build", "--world-size", "1"], "--world-size = 1: must be greater"),
     (["my_model.py:build", "--sync", "zero"], "--sync = 'zero': must be one of all, "),
-    (["my_model.py:build", "--sync", "no.such:Own"], "--sync = 'no.such:Own': No mod"),
+    (
+        ["my_model.py:build", "--sync", "no.such:Own"],
+        "--sync = 'no.such:Own': ModuleNotFound",
+    ),
     (
         ["my_model.py:build", "--sync", "all", "--optimizer", "adam"],
         "--optimizer = 'adam': must be one of adamw, sgd (did you mean adamw?)",
