@@ -172,7 +172,8 @@ def refuse_what_cannot_be(config: RunConfig, world_size: int) -> None:
         if data.loss is causal_lm_loss and not isinstance(batch, Mapping):
             raise UserError(
                 f"loss: is not given, and batches[{index}] is a "
-                f"{type(batch).__name__}: must be a mapping for model(**batch).loss"
+                f"{type(batch).__name__}: must be a mapping for model(**batch).loss, "
+                "or give a loss (--loss)"
             )
         _refuse_batch(f"batches[{index}]", batch, parts)
     _refuse_counts(config, data, shards)
@@ -257,6 +258,7 @@ def _refuse_model(config: RunConfig, world_size: int) -> None:
             if own_loss is not None:
                 raise
             without = "without a loss of yours, model(**batch).loss is computed"
+            without += "; for other models give batches and loss (--batches, --loss)"
             raise UserError(f"{error}; {without}") from None
         if own_loss is not None and issubclass(config.sync, StockDDP):
             computed_loss(Wrapped(first), part, own_loss)

@@ -126,9 +126,9 @@ def check_threads() -> Check:
     cores = usable_cores()
     threads, asked = torch.get_num_threads(), os.environ.get("OMP_NUM_THREADS")
     detail = f"{threads} in torch, OMP_NUM_THREADS={asked or 'unset'}, {cores} cores"
-    detail += f"; W ranks take W times {threads}"
+    detail += f"; N ranks use N x {threads} threads"
     if asked is None:
-        detail += ", under torchrun, which sets 1, W"
+        detail += ", or N under torchrun, which sets 1"
     return Check("threads", "trouble" if threads > cores else "fine", detail)
 
 

@@ -127,8 +127,8 @@ def read_recording(folder: Path) -> Recording:
     """
     if not is_recording(folder):
         raise UserError(
-            f"{folder}: no recording; minitrain.record(model, optimizer, folder) "
-            "writes rank-0.jsonl there"
+            f"{folder}: no recording: rank-0.jsonl is missing; `minitrain record "
+            "FOLDER -- COMMAND` or minitrain.record in the script writes it"
         )
     folder = last_attempt(folder)
     read = {rank: _read_rank(folder, rank) for rank in ranks_in(folder)}

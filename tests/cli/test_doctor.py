@@ -159,13 +159,13 @@ def test_interface_that_is_not_there_and_more_threads_than_cores(
     assert check.verdict == "wrong"
     assert "GLOO_SOCKET_IFNAME = 'nowhere0': must be one of" in check.detail
     monkeypatch.setattr("torch.get_num_threads", lambda: 10_000)
-    for asked, end in ((None, ", under torchrun, which sets 1, W"), ("10000", "")):
+    for asked, end in ((None, ", or N under torchrun, which sets 1"), ("10000", "")):
         monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
         if asked:
             monkeypatch.setenv("OMP_NUM_THREADS", asked)
         check = doctor.check_threads()
         assert check.verdict == "trouble"
-        assert check.detail.endswith(f"; W ranks take W times 10000{end}")
+        assert check.detail.endswith(f"; N ranks use N x 10000 threads{end}")
 
 
 def test_command_says_what_it_does_before_it_imports_torch(tmp_path: Path) -> None:
