@@ -256,7 +256,7 @@ def _picks(count: int, seed: int) -> npt.NDArray[np.int64]:
 
 
 def _draws(rows: Columns, name: str, seed: int) -> Floats:
-    # the mean, then those of bootstrap samples of steps; ranks wait for each other
+    # the mean, then means of bootstrap samples of steps; ranks wait for each other
     table = by_step_and_rank(rows, numbers(rows, name))
     values = np.nanmean(table[~np.isnan(table).all(axis=1)], axis=1)
     size = -(-len(values) // MOST_BLOCKS)

@@ -157,7 +157,7 @@ def _parts(kept: Any) -> Iterator[bytes | memoryview]:
     if isinstance(kept, Tensor):
         try:
             yield bytes_in(gathered(kept))
-        # any error of a tensor subclass, such as that of an 8-bit state
+        # any error of a tensor subclass, for example an 8-bit state
         except Exception as error:
             _note_once(LEFT_OUT.format(type(kept).__name__, error))
     elif isinstance(kept, dict):

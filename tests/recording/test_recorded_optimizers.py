@@ -43,7 +43,7 @@ class Inherits(SGD):
 
 
 class Coded(Tensor):
-    """A tensor that has no values of its own, as in an 8-bit optimizer."""
+    """A wrapper subclass without storage, like the state of an 8-bit optimizer."""
 
     codes: Tensor
 

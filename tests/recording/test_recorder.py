@@ -75,7 +75,7 @@ def test_a_step_has_what_the_loop_did(tmp_path: Path) -> None:
 
 
 def test_draws_are_those_of_a_pass_and_its_loss(tmp_path: Path) -> None:
-    """Not those of the loop, before the first pass or between two."""
+    """Draws of the loop, before the first pass or between two, do not count."""
 
     def draw() -> float:
         return float(torch.rand(()))
