@@ -3,6 +3,7 @@
 Words are checked by reading; pages are typed by test_tutorial.py and in tests/course.
 """
 
+import json
 import re
 import shlex
 from functools import cache
@@ -327,3 +328,23 @@ def test_verdicts_of_the_strategies_page_are_those_of_its_code(
     printed = capsys.readouterr().out
     assert printed.endswith(f"\n{expected}")
     assert "\nproven: " in printed
+
+
+def test_the_page_on_gpus_states_what_its_files_hold() -> None:
+    folder = ROOT / "docs/gpu"
+    summary = json.loads((folder / "summary.json").read_text())
+    row = re.compile(r"^\| (\w+-\d) \| (\w+) \| (\S+) \| (\S+) \| (\S+) ms \|$", re.M)
+    rows = {name: cells for name, *cells in row.findall(TEXT["docs/gpu.md"])}
+    assert rows == {
+        name: [
+            run["verdict"],
+            str(run["loss"]),
+            f"{apart:.1e}" if (apart := run["max_abs_diff"]) else "-",
+            f"{run['step_p50_ms']:.1f}",
+        ]
+        for name, run in summary.items()
+        if isinstance(run, dict)
+    }
+    machine = json.loads((folder / "provenance.json").read_text())
+    facts = machine["measured_at"][:10], machine["machine"]["gpu"]
+    assert all(fact in TEXT["docs/gpu.md"] for fact in facts)
