@@ -186,21 +186,24 @@ def torchrun(
 
 
 def _options(folder: Path, num_ranks: int, attempt: str) -> list[str]:
+    from torch.distributed import run
     from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 
     rendezvous_handler_registry.register(RENDEZVOUS, _rendezvous)
-    return [
+    options = [
         "--nnodes=1",
         f"--rdzv-backend={RENDEZVOUS}",
         f"--rdzv-id={attempt}",
         f"--nproc-per-node={num_ranks}",
         f"--log-dir={folder}",
         # torchrun would forward signals, and each rank print a traceback. Stages raise
-        # an exception (minitrain.core.signals), on which torchrun sends SIGTERM, and
-        # SIGKILL after this many seconds.
+        # an exception (minitrain.core.signals), on which torchrun sends SIGTERM.
         "--signals-to-handle=none",
-        "--shutdown-timeout=2",
     ]
+    # seconds until SIGKILL; torch 2.11 has no such option, and waits 30
+    if "--shutdown-timeout" in run.get_args_parser().format_usage():
+        options.append("--shutdown-timeout=2")
+    return options
 
 
 def _rendezvous(parameters: Any) -> Any:
