@@ -87,7 +87,7 @@ class Cause(Enum):
     NOT_FINITE = "not finite in {side}"
     KEPT = "{side}: the gradients of the step before are still in them: no zero_grad()"
     DRAWN = "the forward pass draws random numbers (dropout?), others on other ranks"
-    RANDOM = "the random numbers of {ranks} are others: another seed"
+    RANDOM = "the random numbers of {ranks} are others: another seed, or kind of device"
     OWN_SCALED = "{factor:.3g} times as large before any reduction: a scaled loss"
     PASS = "these ranks' forward or backward pass is another one (labels, loss, model)"
     SUMMED = "{factor:.3g} times {of}: summed instead of averaged in {side}"
