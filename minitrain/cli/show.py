@@ -66,6 +66,7 @@ def answer(options: argparse.Namespace) -> Answer:
         ok = ok and same
     if options.html:
         _write_page(shown, lines, options.html)
+        paragraphs.append(f"written to {options.html}")
     return Answer(ok, facts, "\n\n".join(paragraphs))
 
 

@@ -45,6 +45,10 @@ def cause_in_data(place: StepPair, before: StepPair | None) -> Why:
     inputs = [samples(rows, "unlabelled") for rows in (place.a, place.b)]
     if inputs[0] and inputs[0] == inputs[1]:
         return why(Cause.LABELS)
+    # NaN inputs of several samples can have the same bytes
+    broken = [any(x.get("not_finite") for x in y.values()) for y in (place.a, place.b)]
+    if broken[0] != broken[1]:
+        return why(Cause.NOT_FINITE, side="A" if broken[0] else "B")
     for side, rows, ours, theirs in (("B", place.b, b, a), ("A", place.a, a, b)):
         more = [ours[digest] for digest in ours - theirs]
         if more and min(more) > 1:

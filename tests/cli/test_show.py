@@ -87,7 +87,8 @@ def test_two_recordings_are_compared(
 
 def test_page_is_one_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = folder / "page.html"
-    shown(folder / "a", folder / "b", "--html", page, capsys=capsys)
+    printed = shown(folder / "a", folder / "b", "--html", page, capsys=capsys)[1]
+    assert printed.endswith(f"written to {page}\n")
     text = page.read_text()
     # the parts of two ranks, and two losses
     assert text.count('role="img"') == 3

@@ -1,6 +1,7 @@
 """Two recordings: the same computation, or the step, tensor, ranks and cause."""
 
 import json
+import math
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ from recorded import (
 from torch import Tensor, nn
 from torch.optim import AdamW
 
+import minitrain
 from minitrain.compare.align import same_samples
 from minitrain.compare.difference import Cause, What
 from minitrain.compare.recordings import compare_recordings
@@ -489,3 +491,28 @@ def test_a_pattern_in_the_gradients_comes_before_the_data(tmp_path: Path) -> Non
         assert first
         assert first.sure
         assert first.what in (what, f"own {what}")
+
+
+def test_inputs_that_are_nan_are_no_duplicated_samples(tmp_path: Path) -> None:
+    def trained(folder: Path, values: float) -> Path:
+        torch.manual_seed(0)
+        model = nn.Linear(4, 2)
+        optimizer = AdamW(model.parameters())
+        with minitrain.record(model, optimizer, folder, every=1):
+            for step in range(3):
+                inputs = torch.randn(8, 4)
+                if step == 1:
+                    inputs[:3] = values
+                loss = model(inputs).square().mean()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+        return folder
+
+    a, b = trained(tmp_path / "a", 0.5), trained(tmp_path / "b", math.nan)
+    for sides in ((a, b), (b, a)):
+        found = compare_recordings(*sides).first
+        assert found is not None
+        assert (found.step, found.what) == (1, What.DATA)
+        assert found.why.cause is Cause.NOT_FINITE
+        assert found.why.facts["side"] == ("B" if sides[1] == b else "A")
