@@ -68,7 +68,8 @@ def answer(options: argparse.Namespace) -> Answer:
             "minitrain record: no command; minitrain record FOLDER -- COMMAND"
         )
     if shutil.which(command[0]) is None:
-        raise UserError(f"minitrain record: {command[0]}: no such command")
+        hint = f"; try python {command[0]}" if command[0].endswith(".py") else ""
+        raise UserError(f"minitrain record: {command[0]}: no such command{hint}")
     if options.every < 1:
         raise UserError(f"--every = {options.every}: must be at least 1")
     # NaN is not above 0, either

@@ -333,6 +333,7 @@ def test_folder_with_a_recording_is_refused_before_the_command_runs(
         (["run"], "no command; minitrain record FOLDER -- COMMAND"),
         (["run", "--"], "no command; minitrain record FOLDER -- COMMAND"),
         (["run", "--", "no-such-program"], "no-such-program: no such command"),
+        (["run", "--", "a.py"], "a.py: no such command; try python a.py"),
         (["--every", "0", "run", "--", "true"], "--every = 0: must be at least 1"),
         (["--timeout", "0", "run", "--", "true"], "--timeout = 0: must be above 0"),
         (["--timeout", "nan", "run", "--", "true"], "--timeout = nan: must be above 0"),
