@@ -1,16 +1,16 @@
 """Callbacks for Trainers: they record a training like :func:`minitrain.record`.
 
-For the Trainer of transformers, at the start and end of ``trainer.train()``::
+For the Trainer of transformers, to record ``trainer.train()`` from start to end::
 
     from minitrain.callbacks import TransformersCallback
     trainer = Trainer(model, settings, callbacks=[TransformersCallback("runs/one")])
 
-For Lightning, with the loss of each step::
+For the Trainer of Lightning, to record the loss of each step as well::
 
     from minitrain.callbacks import LightningCallback
     trainer = lightning.Trainer(callbacks=[LightningCallback("runs/one")])
 
-The first access to a name imports its library.
+The first access to a callback imports its library.
 """
 
 from importlib import import_module

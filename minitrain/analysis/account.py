@@ -65,7 +65,7 @@ def columns_of(table: Table) -> Columns:
 
 
 def rows_where(rows: Columns, kept: npt.NDArray[np.bool_]) -> Columns:
-    """Return the rows for which ``kept`` is true."""
+    """Return the rows for which the mask ``kept`` is true."""
     return {name: values[kept] for name, values in rows.items()}
 
 
@@ -90,7 +90,7 @@ def by_step_and_rank(rows: Columns, values: Floats) -> Floats:
 
 
 def slowest(rows: Columns, name: str = "step_ms") -> Floats:
-    """Return the largest ``name`` of each step over its ranks; NaN if there is none."""
+    """Return each step's largest value of column ``name`` over ranks; NaN if none."""
     found = by_step_and_rank(rows, numbers(rows, name))
     return np.fmax.reduce(found, axis=1, initial=np.nan)
 
@@ -119,9 +119,9 @@ def summarized(timings: Table, num_warmup_steps: int) -> Columns:
 
 
 def plain_steps(timings: Table, num_warmup_steps: int) -> Columns:
-    """Return the rows used for statistics, of :func:`summarized` without bracketed
-    steps and without steps that follow a bracketed or hashed one, since ranks begin
-    them at a barrier or at different times.
+    """Return the rows used for statistics: of :func:`summarized`, without bracketed
+    steps, and without the steps after bracketed or hashed ones, since ranks begin those
+    at a barrier or at different times.
     """
     every = columns_of(timings)
     special = (every["kind"] == "bracketed") | every["recorded"].astype(bool)
@@ -140,7 +140,7 @@ def summarize(
     with the largest total. ``allreduce`` is the time per step during which at least one
     bucket is in flight, from handover to reduced (``comm_total``), including waiting
     for other ranks; over all ranks and steps. ``overlap`` is the share of that time
-    before the rank's last bucket. ``skew``, the spread of the ranks at the last bucket,
+    before a rank's last handover. ``skew``, the spread of the ranks at the last bucket,
     is None on several hosts, which have no common clock.
     """
     plain = plain_steps(timings, num_warmup_steps)
@@ -170,9 +170,9 @@ def account(
     """Return the step account, a row per rank and component; empty without plain steps.
 
     Columns are ``rank`` (``"all"`` for the mean over all ranks, then ``"rank 0"`` and
-    on), ``part``, ``mean_ms``, and the 5-95 % bootstrap interval of the mean,
-    ``low_ms`` to ``high_ms``. The ``mean_ms`` of a rank add up to its mean step. Set
-    ``one_clock`` to False if ranks are on several hosts; ``comm_exposed_ms`` then
+    so on), ``part`` (component), ``mean_ms``, and the 5-95 % bootstrap interval of the
+    mean, ``low_ms`` to ``high_ms``. The ``mean_ms`` of a rank add up to its mean step.
+    Set ``one_clock`` to False if ranks are on several hosts; ``comm_exposed_ms`` then
     includes ``wait_ms``.
     """
     rows = plain_steps(timings, num_warmup_steps)
@@ -192,17 +192,17 @@ def account(
 def means(
     table: Iterable[Mapping[str, Any]], rank: str = ALL_RANKS
 ) -> dict[str, Number]:
-    """Return the mean of each component of ``rank`` in ``table``, an :func:`account`,
-    and their sum ``step_ms`` (None without rows), in milliseconds.
+    """Return, by name, the mean milliseconds of each component of ``rank`` in
+    ``table``, an :func:`account`; also their sum ``step_ms`` (None without rows).
     """
     parts = {row["part"]: row["mean_ms"] for row in table if row["rank"] == rank}
     return {**parts, "step_ms": sum(parts.values()) if parts else None}
 
 
 def ddp_says(timings: Table, num_warmup_steps: int) -> dict[str, Any]:
-    """Return, by name, the mean times in DDP's own log and by our clock, over the same
-    plain steps of all ranks, and by how many percent DDP's is larger; None if either is
-    missing.
+    """Return mean times by name: in DDP's own log (``ddp``) and by minitrain's clock
+    (``ours``), in ms over the same plain steps, and by how many percent DDP's is larger
+    (``difference_pct``). Values are None if a time is missing.
     """
     plain = plain_steps(timings, num_warmup_steps)
     says = {}

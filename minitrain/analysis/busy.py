@@ -1,8 +1,8 @@
 """Detection of a machine that was too busy for its timings to be used.
 
-Other processes slow ranks and arms (configurations) unequally; no noise floor shows it.
-Timings of a busy machine are displayed as ``NOT_MEASURED``; in metrics/summary.json and
-as speeds in metrics/manifest.json they are null.
+Other processes slow ranks and arms (configurations) unequally, which no noise floor
+shows. Timings of a busy machine are displayed as ``NOT_MEASURED``; in
+metrics/summary.json and as speeds in metrics/manifest.json they are null.
 """
 
 from collections.abc import Mapping
@@ -21,8 +21,8 @@ MAX_SPREAD = 0.50
 def why_busy(load: Mapping[str, Any] | None, spread: float = 0.0) -> str | None:
     """Return why the machine was too busy, as a clause; None if timings can be used.
 
-    ``load`` is a :func:`minitrain.core.load.load_of` (unknown shares count as 0),
-    ``spread`` a :meth:`minitrain.analysis.comparison.Rounds.spread`.
+    ``load`` is the result of :func:`minitrain.core.load.load_of` (unknown shares count
+    as 0), ``spread`` of :meth:`minitrain.analysis.comparison.Rounds.spread`.
     """
     share = taken(load or {})
     if share > MAX_TAKEN:

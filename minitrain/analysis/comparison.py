@@ -1,9 +1,9 @@
 """Speed comparison of arms: configurations timed in turns, in rounds of one run.
 
 Arms are compared within a round, so that a temporary slowdown of the machine affects
-both. Arms measured twice (A/A tests) give the noise floor, below which no difference is
-reported: the largest of all pairs, since identical arms can differ systematically.
-Swapping two arms gives exactly the inverse ratio, since ratios are kept as logarithms.
+both. Arms measured twice (A/A tests) give the noise floor: the largest difference of
+any such pair. Smaller differences are not reported. Swapping two arms gives exactly the
+inverse ratio, since ratios are kept as logarithms.
 """
 
 import math
@@ -82,13 +82,13 @@ class Comparison:
 class Rounds:
     """Interleaved timings of arms, checked and arranged for comparison.
 
-    ``rounds`` has one row per round and arm with the columns of ``COLUMNS``: tokens
-    are target tokens without padding, seconds are wall time. Rows of arms not in
-    ``arms`` are ignored; ``twins`` are the A/A pairs, an arm and its duplicate.
+    ``rounds`` has one row per round and arm with the columns of ``COLUMNS``: tokens are
+    target tokens without padding, seconds are wall time. Rows of arms not in ``arms``
+    are ignored; ``twins`` are the A/A pairs, an arm and its duplicate.
 
     Raises:
         UserError: An arm has fewer than ``MIN_ROUNDS`` rounds or misses one, or a value
-            is not positive. It names the file ``source``.
+            is not positive. The message names the file ``source``.
     """
 
     def __init__(
@@ -133,10 +133,10 @@ class Rounds:
     def noise_floor(self) -> float:
         """Return the smallest relative difference worth reporting, such as 0.02.
 
-        It is the largest of all A/A pairs: the distance from 1 of the farther bound of
-        the 5-95 % bootstrap interval of the ratio, and at least the standard error of
-        the mean difference (root mean square divided by the square root of the number
-        of rounds), since a median ignores a disturbed round.
+        It is the largest of all A/A pairs. For each pair: the larger distance from 1 of
+        the two bounds of the ratio's 5-95 % bootstrap interval, but at least the
+        standard error of the mean difference (root mean square divided by the square
+        root of the number of rounds), since a median ignores a disturbed round.
         """
         return max(self._floor(again, arm) for arm, again in self.twins)
 
@@ -178,8 +178,8 @@ class Rounds:
 def baseline_rounds(
     rounds: pd.DataFrame, world_sizes: Sequence[int], source: str
 ) -> Rounds:
-    """Return :class:`Rounds` of the stage ``baseline`` for gloo ``world_sizes``, from
-    ``rounds``, the rows of its file ``source``. Raises UserError as :class:`Rounds`.
+    """Return the :class:`Rounds` of stage ``baseline`` for gloo ``world_sizes``, from
+    its ``rounds``, the rows of file ``source``. Raises UserError as :class:`Rounds`.
     """
     arms = baseline_arms(world_sizes)
     twins = [(arm.twin_of, arm.name) for arm in arms if arm.twin_of]

@@ -58,8 +58,8 @@ class Stragglers:
     """Comparison of the ranks of a run, over ``num_steps`` steps.
 
     ``lags`` lists all ranks, the slowest first. If it is empty, ``undecided`` is the
-    reason as a clause, else None. ``others_wait_ms`` is how much longer the other ranks
-    wait per step than the slowest; None if no rank is slow or waiting was not timed.
+    reason as a clause, else None. ``others_wait_ms`` is how much longer per step the
+    other ranks wait than the slowest; None if no rank is slow or waiting was not timed.
     ``step_ms`` is the median time of steps without extra measurements, or None.
     """
 
@@ -140,7 +140,7 @@ def own_work(
     value is missing.
 
     Own work is batch, forward and backward pass, and optimizer. In plain steps, the
-    backward pass ends when the last bucket is handed over. With ``waits_within`` ranks
+    backward pass ends when the last bucket is handed over. With ``waits_within``, ranks
     wait for each other before that and would all look slow: then, and if the handover
     was not timed, bracketed steps and their pass without communication are used.
     """
@@ -155,9 +155,9 @@ def own_work(
 
 
 def steps_needed(count: int, rate: float) -> int | None:
-    """Return in how many of ``count`` steps a rank must exceed the others in the sign
-    test: chance, a fair coin, reaches so many with a probability of at most ``rate``.
-    None if not even all ``count`` are enough.
+    """Return the smallest number of steps, out of ``count``, in which a rank must
+    exceed the others in the sign test: by chance (fair coin tosses) so many have a
+    probability of at most ``rate``. None if not even all ``count`` are enough.
     """
     done = np.arange(count)
     logs = np.concatenate([[0.0], np.cumsum(np.log((count - done) / (done + 1)))])

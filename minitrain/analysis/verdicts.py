@@ -60,7 +60,7 @@ LAST = "replay_losses"
 
 def verdict_of(rungs: Mapping[str, Mapping[str, Any]]) -> tuple[RunVerdict, str]:
     """Return the verdict on a run, and the reasons on one line. ``rungs`` are its check
-    results by name, from :func:`as_dicts`; a missing one supports nothing.
+    results by name, from :func:`as_dicts`; a check without a result supports nothing.
     """
     verdicts = {name: rung["verdict"] for name, rung in rungs.items()}
     fine = {name for name, verdict in verdicts.items() if verdict in FINE}
@@ -121,7 +121,7 @@ def _no_witness(rungs: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def cause(name: str) -> int:
-    """Return the sort key of check ``name``: data, losses, gradients, then others."""
+    """Return the sort key of a check's name: data, losses, gradients, then the rest."""
     if name == LAST:
         return len(ORDER) + 1
     for number, parts in enumerate(ORDER):
@@ -131,5 +131,5 @@ def cause(name: str) -> int:
 
 
 def as_dicts(rungs: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Convert check results to dictionaries, for JSON and for :func:`verdict_of`."""
+    """Convert rungs (check results) to dictionaries for JSON and :func:`verdict_of`."""
     return {name: asdict(rung) for name, rung in rungs.items()}

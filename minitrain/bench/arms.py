@@ -34,8 +34,8 @@ WITHOUT_SYNC = (("sync", PLAIN),)
 @dataclass(frozen=True)
 class Arm:
     """Timed configuration. All arms train the same global batches, each with its
-    ``changes`` to section ``train`` of params.yaml. ``timed`` adds the strategy's
-    timing of buckets, ``stamped`` the step clock, as in the training stage.
+    ``changes`` to section ``train`` of params.yaml, on ``threads`` per process.
+    ``timed``: with the strategy's timing of buckets; ``stamped``: with the step clock.
     """
 
     name: str
@@ -52,8 +52,8 @@ class Arm:
     def enter(
         self, params: Params, shards: Path, group: dist.ProcessGroup
     ) -> "Contestant":
-        """Create the trainer of this arm; call it on each rank of ``group``. ``shards``
-        is a folder world-W, written for the world size of the arm.
+        """Return this arm's trainer; call it on each rank of ``group``. ``shards`` is a
+        folder world-W, written for the world size of the arm.
         """
         return Contestant(self, self.params(params), shards, group)
 
@@ -80,7 +80,7 @@ def arms_of(params: Params) -> list[Arm]:
 
 
 class Contestant:
-    """Benchmark of one arm on one rank: trains its own model and is timed in turns.
+    """Trainer of one arm on one rank: trains its own model and is timed in turns.
     Subclasses may override :meth:`train`, or wrap the model differently.
     """
 
@@ -128,7 +128,7 @@ class Contestant:
 
 
 def stamps_alone(worker: Worker) -> StepObserver:
-    """Create the training stage's observer, which times steps, without hashing."""
+    """Return the training stage's observer: it times steps, here without hashing."""
     return StepObserver(worker, records=False)
 
 
@@ -148,7 +148,7 @@ def measure(
 
 
 def enter(params: Params, shards: Path, arms: Sequence[Arm]) -> list[Contestant | None]:
-    """Create this rank's trainer for each arm; None if not in the arm. Collective."""
+    """Return this rank's trainer for each arm; None if not in the arm. Collective."""
     contestants: list[Contestant | None] = []
     # shared among arms: threads of gloo wake now and then, even if their group is idle
     groups = {dist.get_world_size(): world()}

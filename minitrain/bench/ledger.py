@@ -1,7 +1,7 @@
 """The collective ledger: a count of the collectives of a step, and of their bytes.
 
-They are counted at torch's dispatcher, below every strategy, and compared with what the
-strategy expects (:meth:`minitrain.sync.strategy.Strategy.traffic`).
+Collectives are counted at torch's dispatcher, below every strategy, and compared with
+what the strategy expects (:meth:`minitrain.sync.strategy.Strategy.traffic`).
 """
 
 from collections.abc import Iterator
@@ -41,8 +41,8 @@ NAMES = {
 
 
 class CollectiveLedger(TorchDispatchMode):
-    """Context manager that counts this rank's collectives, except barriers:
-    ``traffic`` has the number of calls and the payload bytes by operation.
+    """Context manager that counts this rank's collectives, except barriers: ``traffic``
+    maps an operation to its number of calls and payload bytes.
     """
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ def count_step(
 ) -> tuple[Traffic, Traffic]:
     """Return the counted and the expected traffic of this rank in one training step;
     call it on every rank, without a process group. ``shards`` has a folder world-W.
-    ``steps_before`` steps precede it: DDP settles its buckets, PowerSGD starts.
+    Train ``steps_before`` steps first: DDP fixes its buckets, PowerSGD starts.
     """
     torch.set_num_threads(params.train.threads_per_process)
     with distributed() as (_, world_size):

@@ -53,8 +53,8 @@ class Settings(Section):
 
 
 def by_argument(error: Exception) -> Exception:
-    """Return ``error`` without its traceback; in the message of a UserError, keys of
-    params.yaml (``train.seed``) are replaced by names of arguments (``seed``).
+    """Return ``error`` without its traceback. In the message of a UserError, keys of
+    params.yaml (``train.seed``) become names of arguments (``seed``).
     """
     if isinstance(error, UserError):
         error.args = tuple(SECTION.sub("", line) for line in lines_of(error))
@@ -62,7 +62,7 @@ def by_argument(error: Exception) -> Exception:
 
 
 def described(error: BaseException) -> str:
-    """Return an error of a user's function on one line, with its type."""
+    """Return the type and message of an error of a user's function, on one line."""
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 
@@ -79,7 +79,7 @@ def as_config(
     accept: Collection[str],
     **settings: Any,
 ) -> RunConfig:
-    """Convert arguments of ``check_data_parallel`` to a RunConfig; ``settings`` are the
+    """Convert arguments of ``check_data_parallel`` to a RunConfig. ``settings``: the
     fields of :class:`Settings` without ``logical_shards``. Raises UserError if invalid.
     """
     known = isinstance(accept, Collection) and all(v in VERDICTS for v in accept)
@@ -162,7 +162,7 @@ def _number(count: Callable[[Any], Any]) -> Callable[[Any], int]:
 
 def refuse_what_cannot_be(config: RunConfig, world_size: int) -> None:
     """Raise UserError if settings, batches, model or loss of ``config`` do not fit
-    ``world_size`` ranks. Tries the model in this process.
+    ``world_size`` ranks. To find out, it also runs the model in this process.
     """
     config.sync.guarantees.require(config.tuning, world_size, config.precision)
     shards = config.num_shards(world_size)

@@ -63,8 +63,8 @@ class Ladder:
 
     Args:
         rungs: Results by name of the check.
-        divergence: First difference between the run and its replay in one process;
-            None if there is none, or if bits are not compared.
+        divergence: First difference between the run and its replay in one process; None
+            if there is none, or if bits are not compared.
         communicates: Names of the collectives that the forward pass calls.
     """
 
@@ -99,7 +99,7 @@ class Ladder:
     @property
     def holds(self) -> bool:
         """True if the verdict is ``proven``. A forward pass that calls collectives has
-        no replay: there the witness and one process with whole batches must agree.
+        no replay; then both the witness and one process with whole batches must agree.
         """
         if not self.communicates:
             return self.verdict == "proven"
@@ -220,12 +220,12 @@ def examine(
     timeout_s: float = 300,
     show: bool = False,
 ) -> Ladder:
-    """Check the run ``config`` and return the results, also after a breach.
+    """Check the run ``config`` and return the results, also if a check fails.
 
-    ``inject`` is called with the worker of each rank, to add a fault. ``run`` and
-    ``one`` (one process with whole batches) are trained here unless given; the other
-    arguments are as in :func:`check_data_parallel`. Raises UserError for a loss that is
-    not finite, RankError for a process that fails.
+    ``inject`` is called with the worker of each rank, to add a fault. ``run`` (all
+    ranks) and ``one`` (one process with whole batches) are evidence on earlier runs; by
+    default they are trained here. For others see :func:`check_data_parallel`. Raises
+    UserError for a loss that is not finite, RankError if a process fails.
     """
     ranks, replay, judge, alone = TITLES if show else [""] * len(TITLES)
     run = run or run_ranks(config, world_size, inject, timeout_s=timeout_s, show=ranks)
@@ -286,9 +286,9 @@ def _shares(config: RunConfig, step: int, world_size: int) -> list[float]:
 def witness(
     config: RunConfig, run: Evidence, world_size: int, show: str = ""
 ) -> dict[str, Any]:
-    """Return the results of the witness (the independent checks) by name. It receives
-    only the user's model, loss and batches, and what ``run`` recorded. ``show`` is the
-    title of a progress bar over the losses that it computes; "" shows none.
+    """Return results of the witness (checks that share no code with the run) by name.
+    It receives only the user's model, loss and batches, and what ``run`` recorded.
+    ``show``: the title of a progress bar over the losses that it computes, "" for none.
     """
     data, guarantees = in_memory_of(config), config.sync.guarantees
     losses = progress(count(), show, show=bool(show))

@@ -54,8 +54,8 @@ class _OfModel(Section, extra="ignore"):
 
 @dataclass(frozen=True)
 class OfFile:
-    """Function ``name`` of the Python file ``path``; picklable, since a call imports
-    the file. The file may import modules from its folder.
+    """Function ``name`` of the Python file ``path``. It can be pickled: each process
+    imports the file at its first call. The file may import modules from its folder.
     """
 
     path: Path
@@ -133,8 +133,8 @@ def find(written: str, option: str) -> Any:
 
 
 def called(batches: Any, written: str) -> Any:
-    """Return the batches of ``--batches written``: a function is called. Raises
-    UserError if it fails.
+    """Return ``batches``, or if it is callable the result of calling it. If that fails,
+    raises a UserError that quotes ``--batches written``.
     """
     try:
         return batches() if callable(batches) else batches
@@ -153,9 +153,8 @@ def _load(path: Path) -> ModuleType:
 
 
 def reading_for(factory: Any, size: int, steps: int | None) -> tuple[int, int, str]:
-    """Choose the number of steps and the longest line in bytes, less for a large model.
-
-    Returns both, and a clause on what was reduced, "" if nothing was.
+    """Return the number of steps, the longest line in bytes (both less for a large
+    model), and a clause on what was reduced, "" if nothing was.
 
     Args:
         factory: Builds the model. The check itself refuses an invalid one.
@@ -196,8 +195,8 @@ def text_batches(
     has fewer lines.
 
     Each batch has ``input_ids`` and ``labels`` (B, T): the bytes of its lines, padded;
-    padded labels are -100. Lines are cut to ``longest`` bytes and to a few fewer. Lines
-    of fewer than two bytes are skipped. Raises UserError if no other is there.
+    padded labels are -100. Lines are cut to at most ``longest`` bytes, or up to three
+    fewer. Lines of fewer than two bytes are skipped; UserError if no others are there.
     """
     text = require_regular(file, MOST_OF_RECORDING).read_bytes()
     lines = [line for line in text.splitlines() if len(line) > 1]

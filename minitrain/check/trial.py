@@ -1,4 +1,4 @@
-"""Runs that a check compares: ranks, their replay, and one process."""
+"""Runs that a check compares: all ranks, their replay, and one process."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -32,8 +32,9 @@ LEAST_MAPPED_BYTES = 1 << 16
 
 @contextmanager
 def alone(threads: int | None = 1) -> Iterator[None]:
-    """Run the body in a world of one with ``threads`` threads (default: as each rank;
-    None: unchanged); restore the number of threads and the random state afterwards.
+    """Context manager and decorator: run the body in a process group of one rank, with
+    ``threads`` threads (default: as each rank; None: unchanged); restore the number of
+    threads and the random state afterwards.
     """
     usual = torch.get_num_threads()
     with ExitStack() as group, untouched_random_state():
@@ -50,8 +51,8 @@ def alone(threads: int | None = 1) -> Iterator[None]:
 
 class SavedTensors(dict[str, Tensor]):
     """Dictionary that stays empty: setting a tensor saves it to a file in ``folder``,
-    since pickling the record of a large model needs three times its memory. ``files``
-    has the paths by key. Without a ``folder`` nothing is saved.
+    as pickling the record of a large model needs three times its memory. ``files``:
+    paths by key. With ``folder`` None, tensors are dropped.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -93,9 +94,9 @@ def run_ranks(
     show: str = "",
 ) -> Evidence:
     """Train in ``world_size`` processes over gloo and return the evidence. ``inject``
-    adds a fault to the worker of each. ``keep`` is a step whose tensors are returned in
-    ``values``. ``show`` is the title of a progress bar, "" for none. Raises RankError
-    for a process that fails or takes more than ``timeout_s`` seconds.
+    is called with the worker of each, to add a fault. ``keep``: a step whose tensors
+    are returned in ``values``. ``show``: title of a progress bar, "" for none. Raises
+    RankError for a process that fails or takes more than ``timeout_s`` seconds.
     """
     with private_folder() as folder:
         finished: list[TrainResult] = launch(
@@ -152,7 +153,7 @@ def run_replay(
     keep: int | None = None,
     show: str = "",
 ) -> Evidence:
-    """Repeat ``run`` in this process, rank by rank; arguments as in run_ranks."""
+    """Replay ``run`` in this process; return the evidence. See :func:`run_ranks`."""
     return replay(config, run.rows, world_size, keep=keep, show=show)
 
 

@@ -109,8 +109,8 @@ def _by_option(line: str, options: argparse.Namespace) -> str:
 
 
 def holds(ladders: "dict[str, Ladder]") -> bool:
-    """Return whether each check (by strategy) holds, or is undecided since its strategy
-    promises no bits; False if there is none.
+    """Return whether each check (a Ladder, by strategy) holds, or is undecided as its
+    strategy does not promise equal bits; False if there is no check.
     """
     return bool(ladders) and all(
         ladder.holds
@@ -226,9 +226,8 @@ def in_words(
     seconds: float,
     failed: dict[str, str],
 ) -> str:
-    """Return the only ladder in full, or a line for each of several strategies and for
-    those that were ``refused`` or ``failed`` (reasons by name); then the duration,
-    ``seconds``.
+    """Return the only ladder (list of checks) in full, or a line per strategy, also for
+    ``refused`` and ``failed`` ones (reasons by name); then the time in ``seconds``.
     """
     took = f"{seconds:.0f} s"
     if len(ladders) == 1 and not refused and not failed:

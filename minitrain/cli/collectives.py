@@ -51,7 +51,7 @@ class Probe:
 
 @dataclass(frozen=True)
 class Member:
-    """This rank in a probed group of the ranks 0 to ``size`` - 1."""
+    """This rank in a group of ``size`` ranks, with ``dtype`` and ``op`` of a probe."""
 
     rank: int
     size: int
@@ -59,7 +59,7 @@ class Member:
     op: str
 
     def sent(self, rank: int) -> list[Any]:
-        """Return the elements of ``rank``: some for each rank of the group."""
+        """Return the elements that ``rank`` sends: three for each rank of the group."""
         # multiples of 12 have whole averages; small numbers have small products
         period = 3 if self.op == "avg" else 5
         places = [(rank + i) % period for i in range(PER_RANK * self.size)]
@@ -77,7 +77,7 @@ class Member:
         return [*map(bool, answers)] if self.dtype == torch.bool else answers
 
     def mine(self, values: list[Any]) -> list[Any]:
-        """Return this rank's share of ``values``, which hold one for each rank."""
+        """Return this rank's part of ``values``, which have three for each rank."""
         return values[PER_RANK * self.rank : PER_RANK * (self.rank + 1)]
 
 

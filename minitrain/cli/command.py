@@ -10,8 +10,8 @@ from minitrain.core.errors import UserError, did_you_mean
 
 @dataclass(frozen=True)
 class Answer:
-    """Result of a command: ``ok`` sets the exit code, ``facts`` are printed as JSON,
-    ``text`` on a terminal.
+    """Result of a command: ``ok`` sets the exit code, ``facts`` are printed as JSON if
+    asked for, else ``text``.
     """
 
     ok: bool
@@ -28,7 +28,7 @@ class Names(tuple[str, ...]):
 
 class Parser(argparse.ArgumentParser):
     """Argument parser that raises a one-line UserError, with the nearest allowed name,
-    where argparse prints its usage and exits.
+    instead of printing its usage and exiting.
     """
 
     def error(self, message: str) -> NoReturn:

@@ -35,7 +35,7 @@ GROUP_TIMEOUT_S = 10
 
 @dataclass(frozen=True)
 class Check:
-    """A fact about the machine: ``trouble`` may slow it down, ``wrong`` must change."""
+    """Result of a check: ``trouble`` may slow the machine, ``wrong`` must be fixed."""
 
     name: str
     verdict: Literal["fine", "trouble", "wrong"]
@@ -69,7 +69,7 @@ def examine(
 ) -> Examination:
     """Check the machine, then try every collective at 2, 3 and 4 ranks over gloo.
 
-    ``inject`` runs in every rank first, so that a test can inject a fault. If a rank
+    ``inject`` is called first in every rank, so that a test can add a fault. If a rank
     fails or ``timeout_s`` seconds pass, a check is wrong and there are no probes.
     """
     from minitrain.cli.collectives import worst
@@ -133,7 +133,7 @@ def check_threads() -> Check:
 
 
 def check_interface() -> Check:
-    """Require gloo's network interface: GLOO_SOCKET_IFNAME, or else loopback."""
+    """Report gloo's network interfaces; wrong if one is unknown or loopback is down."""
     from minitrain.comm.store import interfaces
 
     try:

@@ -78,7 +78,7 @@ def _finite(value: Any) -> Any:
 
 
 def make_parser() -> Parser:
-    """Return the parser; ``answer`` in its result is the function of the command."""
+    """Return the parser; ``answer`` of parsed options is the function of a command."""
     as_written = argparse.RawDescriptionHelpFormatter
     first = [next(iter(one.EXAMPLES.values())) for one in COMMANDS.values()]
     parser = Parser(

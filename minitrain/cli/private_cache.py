@@ -20,11 +20,12 @@ KEY = "core.site_cache_dir"
 
 
 def make_private_cache(project: Path) -> Path:
-    """Create the folder, write its path to DVC's local config, and return the path.
+    """Create the cache folder, write its path to DVC's local config, and return the
+    path.
 
     Raises:
-        UserError: ``project`` is not a DVC project, the folder belongs to another user,
-            or DVC cannot write its setting.
+        UserError: ``project`` is not a DVC project, the folder is not yours, or DVC
+            fails.
     """
     # root in a container may share the project with a user: each has its own folder
     user = os.geteuid()

@@ -33,7 +33,7 @@ OWN = (("corpus", "source"), ("model", "file"), ("model", "deps"))
 
 
 def main() -> None:
-    """Run the pipeline in a copy of the project; raises UserError if it fails."""
+    """Run the pipeline, shortened, in a copy of the project; UserError if it fails."""
     load_params(Path("params.yaml"))
     for name in FOLDERS:
         shutil.rmtree(COPY / name, ignore_errors=True)

@@ -67,7 +67,7 @@ def compared(
 
 
 def page_on(first: "Difference | None") -> str | None:
-    """Return the page of docs/ on the cause of the first difference, or None."""
+    """Return the page of docs/ on the cause of a Difference; None if there is none."""
     from minitrain.compare.difference import PAGES
 
     return PAGES.get(first.why.cause) if first else None
@@ -165,7 +165,7 @@ def _farthest(found: "RecordingsCompared") -> str:
 
 
 def strip(steps: Sequence["StepCompared"]) -> str:
-    """Return a line with a result symbol (= ~ ? x) per recorded step, and a legend. Of
+    """Return a line with a result symbol (= ~ ? x) per recorded step, and a legend. For
     more than 60 steps, a symbol is the worst result of several consecutive steps.
     """
     each = -(-len(steps) // STRIP_WIDTH)
@@ -228,12 +228,12 @@ def times_compared(found: "TimesCompared") -> str:
 
 
 def only_in_words(only_in_a: Sequence[str], only_in_b: Sequence[str]) -> list[str]:
-    """Return a line for each side with names that the other does not have."""
+    """Return a line for each side (A, B) with names that the other does not have."""
     sides = (("A", only_in_a), ("B", only_in_b))
     return [f"only in {side}: {some(names)}" for side, names in sides if names]
 
 
 def some(names: Sequence[str]) -> str:
-    """Return the first five names in a line, and the number of the others."""
+    """Return the first five names in a line, and how many more there are."""
     more = len(names) - SHOWN
     return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")

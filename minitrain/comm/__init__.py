@@ -1,4 +1,4 @@
 """Communication between ranks: process groups, collectives, orders of summation.
 
-The strategies that synchronize gradients with them are in :mod:`minitrain.sync`.
+Strategies, which synchronize gradients, are in :mod:`minitrain.sync`.
 """

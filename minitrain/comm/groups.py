@@ -117,9 +117,9 @@ def _is_alone() -> bool:
 
 @contextmanager
 def start_up() -> Iterator[None]:
-    """Extend the limit of waits to :data:`STARTUP_S` or more in the body, which ends
-    with a barrier. Collective. Groups that strategies create in it have the limit
-    :func:`group_timeout_s`.
+    """Context manager: in the body the limit of each wait for other ranks is at least
+    :data:`STARTUP_S` seconds; a barrier follows the body. Collective. Groups that
+    strategies create in the body have the limit :func:`group_timeout_s`.
     """
     set_group_timeout(max(_limit_s, STARTUP_S))
     yield
@@ -128,7 +128,7 @@ def start_up() -> Iterator[None]:
 
 
 def group_timeout_s() -> float:
-    """Return the ``timeout_s`` of :func:`init_distributed`, in seconds; 120 before."""
+    """Return ``timeout_s`` of :func:`init_distributed`, in seconds; 120 before it."""
     return _limit_s
 
 
@@ -145,7 +145,7 @@ def require_gpus(count: int) -> None:
 def wrap_for_ddp(
     model: nn.Module, process_group: dist.ProcessGroup | None = None, **options: Any
 ) -> DistributedDataParallel:
-    """Wrap ``model`` in stock DDP, with rank 0's weights and buffers. Collective.
+    """Return ``model`` in stock DDP, with rank 0's weights and buffers. Collective.
 
     Delete copies of the wrapper before :func:`cleanup`.
 
@@ -174,17 +174,17 @@ class _Owner:
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """Return the module inside a DDP wrapper, whose state dict has no prefix."""
+    """Return the module inside a DDP wrapper; return any other ``model`` unchanged."""
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 
 def num_hosts() -> int:
-    """Return the number of hosts of this run, 1 without a launcher."""
+    """Return the number of hosts of this run; 1 if no launcher started the process."""
     return int(os.environ.get("GROUP_WORLD_SIZE", "1"))
 
 
 def host_number() -> int:
-    """Return the number of this host, from 0, also without a launcher."""
+    """Return the number of this host, from 0; 0 if no launcher started the process."""
     return int(os.environ.get("GROUP_RANK", "0"))
 
 
@@ -194,8 +194,8 @@ def is_main_process() -> bool:
 
 
 def barrier() -> None:
-    """Wait for all ranks, at most for the timeout of the process group. Without a
-    group, return at once.
+    """Wait for all ranks, at most for the timeout of the process group. Do nothing if
+    there is no process group.
     """
     if dist.is_initialized():
         dist.barrier()
@@ -214,8 +214,8 @@ def distributed(
     timeout_s: float = 120,
     same: Mapping[str, Any] | None = None,
 ) -> Iterator[tuple[int, int]]:
-    """Yield the rank and world size from :func:`init_distributed`, which gets the
-    arguments; call :func:`cleanup` at the end of the body.
+    """Context manager: yield rank and world size from :func:`init_distributed`, called
+    with these arguments; call :func:`cleanup` after the body.
     """
     try:
         yield init_distributed(backend, timeout_s=timeout_s, same=same)

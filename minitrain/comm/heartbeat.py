@@ -42,9 +42,9 @@ _WORDS = 2
 
 
 class Seen(NamedTuple):
-    """Heartbeat as read. ``mark`` changes with each call of :meth:`Heartbeat.mark` that
-    is a millisecond or more after the last; ``limit_s`` is the longest wait for another
-    rank in seconds (0: unknown).
+    """Heartbeat as read: ``step`` and ``phase`` of the rank. ``mark`` differs after a
+    later call of :meth:`Heartbeat.mark`, at a resolution of a millisecond; ``limit_s``
+    is the longest wait for another rank in seconds (0: unknown).
     """
 
     step: int
@@ -65,7 +65,7 @@ class Seen(NamedTuple):
 
 class Heartbeat:
     """Heartbeat of one rank: the rank writes it, its launcher reads it to find hangs.
-    ``words`` (2,) of 64 bits is memory shared with the reader; None if there is none.
+    ``words``: two 64-bit words of shared memory; None if no other process reads them.
     """
 
     def __init__(self, words: memoryview | None = None) -> None:
@@ -81,17 +81,17 @@ class Heartbeat:
         self.mark(self._words[0] >> 36, phase)
 
     def limit(self, seconds: float) -> None:
-        """Record the longest wait for another rank, after which ranks count as hung."""
+        """Record the longest wait for another rank; after it a rank counts as hung."""
         self._words[1] = int(seconds * 1000)
 
     def look(self) -> Seen:
-        """Return the last mark, which any process may read."""
+        """Return the heartbeat as last written, in any process that has mapped it."""
         word, limit = self._words
         return Seen(word >> 36, PHASES[word >> 32 & 15], word, limit / 1000)
 
 
 def make_place(file: Path) -> Heartbeat:
-    """Create the heartbeat of this rank in a new ``file``, in phase ``start``."""
+    """Create and return this rank's heartbeat in a new ``file``, in phase ``start``."""
     with open(os.open(file, os.O_RDWR | os.O_CREAT, 0o600), "r+b") as opened:
         opened.truncate(8 * _WORDS)
         place = Heartbeat(_map(opened.fileno()))
@@ -100,7 +100,7 @@ def make_place(file: Path) -> Heartbeat:
 
 
 def find_place(file: Path) -> Heartbeat | None:
-    """Map the heartbeat in ``file``; return None if its rank has not created it yet."""
+    """Return the heartbeat in ``file``; None if the rank has not created it yet."""
     # mapped, because a read of eight bytes need not be atomic
     with suppress(FileNotFoundError), open(file, "r+b") as opened:
         if os.fstat(opened.fileno()).st_size == 8 * _WORDS:
@@ -120,8 +120,8 @@ def file_of(folder: Path, rank: int | str, kind: str = "place") -> Path:
 
 
 def my_heartbeat() -> Heartbeat:
-    """Return the heartbeat of this process if one of our launchers started it as a
-    rank, and else one that has no reader.
+    """Return the heartbeat of this process if a launcher of minitrain started it as a
+    rank; otherwise a new heartbeat that no process reads.
     """
     store = our_store()
     found = store and find_place(file_of(store.parent, os.environ.get("RANK", "")))

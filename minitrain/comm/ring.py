@@ -17,8 +17,8 @@ MAX_SEGMENT_BYTES = 1 << 20
 def ring_sum(buffers: Sequence[Tensor]) -> Tensor:
     """Return the sum of one tensor (n,) per rank, with the bits of gloo's all-reduce.
 
-    ``buffers`` have one dtype and size, and are not changed. The sum of chunk c starts
-    with rank c - 1 and goes down the ring to rank c.
+    ``buffers`` have the same dtype and size, and are not changed. Chunk c is added up
+    in the order of ranks c - 1, c - 2, ..., c, modulo the world size.
     """
     world_size = len(buffers)
     chunk = chunk_elements(buffers[0].nbytes, buffers[0].element_size(), world_size)

@@ -26,15 +26,15 @@ ALIGNMENT = 64
 
 
 class SharedMemoryGroup:
-    """Group of ranks on one host. Close it, or use it as a context manager; the memory
-    is freed with the last tensor in it.
+    """Group of ranks on one host, with collectives in shared memory. Call :meth:`close`
+    at the end, or use the group as a context manager.
 
     The constructor is collective over ``group``. It raises UserError if the ranks are
     on several hosts.
 
     Args:
         group: Ranks that call the constructor; None for all.
-        among: Ranks of ``group`` on the host of this rank; None for all.
+        among: Ranks of ``group`` that form the new group; None for all.
         timeout_s: Limit in seconds of every wait for another rank.
     """
 
@@ -67,7 +67,7 @@ class SharedMemoryGroup:
         self.close()
 
     def close(self) -> None:
-        """Release sockets and memory; ranks that wait for this one fail."""
+        """Release sockets and memory; ranks that wait for this rank fail."""
         self._slots = None
         self._rows.clear()
         self._links.close()
@@ -83,15 +83,15 @@ class SharedMemoryGroup:
                 every rank.
 
         Raises:
-            RankError: The rank that it names ended, did not answer, or has a tensor of
-                another size or type. After any error the group is closed.
+            RankError: A rank, which the message names, exited, did not answer, or has a
+                tensor of another size or type. After any error the group is closed.
             ValueError: The group is closed.
         """
         self._together("all_reduce", tensor, self._add)
 
     def broadcast(self, tensor: Tensor) -> None:
-        """Replace ``tensor`` by the first rank's, in place and bit for bit. Collective.
-        Arguments and errors are as in :meth:`all_reduce`.
+        """Copy ``tensor`` of the group's first rank into ``tensor`` of the other ranks.
+        Collective. Arguments and errors are the same as for :meth:`all_reduce`.
         """
         self._together("broadcast", tensor, self._copy)
 
@@ -121,7 +121,7 @@ class SharedMemoryGroup:
         self._add_all(flat, self._rows[flat.dtype])
 
     def _add_all(self, flat: Tensor, rows: list[list[Tensor]]) -> None:
-        """Add with one barrier per piece; ``rows[slot][writer]`` has shape (n,)."""
+        """Add all rows on each rank; ``rows[slot][writer]`` is one rank's row (n,)."""
         length = len(rows[0][0])
         sent: Tensor | None = None
         pieces = flat.split(length) if len(flat) > length else [flat]
@@ -140,10 +140,9 @@ class SharedMemoryGroup:
             sent = piece
 
     def _add_chunks(self, flat: Tensor, slots: Tensor) -> None:
-        """Let each rank add one chunk; ``slots``: (slot, writer, chunk, n).
-
-        A piece takes three ticks: it is sent, added up and collected, while the pieces
-        before and after it are in the other phases.
+        """All-reduce in which each rank adds one chunk; ``slots``: (slot, writer,
+        chunk, n). A piece takes three ticks: all ranks send its chunks, add theirs and
+        collect the sums. Three successive pieces are processed at a time.
         """
         ranks = range(self.world_size)
         sent: Sequence[Tensor] = ()
@@ -170,7 +169,7 @@ class SharedMemoryGroup:
             sent, added = piece, sent
 
     def _copy(self, flat: Tensor, slots: Tensor) -> None:
-        """Copy with one barrier per piece, which the first rank writes."""
+        """Broadcast ``flat`` of the first rank, with one barrier per piece."""
         # the first rank's row in each slot
         rows = slots.view(flat.dtype)[:, 0].flatten(1)
         sent: Tensor | None = None

@@ -31,8 +31,8 @@ CLOSED = "connection closed by peer"
 
 
 class Seat(NamedTuple):
-    """Entry of a rank, sent to all others: its host, its process id, and the address of
-    the socket at which it accepts connections.
+    """Contact data of a rank, sent to all other ranks: host, process id, and address of
+    the socket on which the rank accepts connections.
     """
 
     host: tuple[str, ...]
@@ -41,11 +41,11 @@ class Seat(NamedTuple):
 
 
 def hosts_of(group: dist.ProcessGroup | None = None) -> list[list[int]]:
-    """Return the ranks of each host, numbered as in ``group``, hosts in the order of
-    their first ranks. Collective.
+    """Return a list of ranks (numbered as in ``group``) for each host, in the order of
+    the hosts' first ranks. Collective.
 
-    Ranks share a host, and can share memory, if they have one kernel and one namespace
-    of processes and of networks.
+    Ranks count as on one host, and can share memory, if they run on the same kernel in
+    the same PID and network namespaces.
     """
     hosts: dict[tuple[str, ...], list[int]] = {}
     for rank, host in enumerate(everyone(_host, group)):
@@ -69,17 +69,18 @@ def meet(
     timeout_s: float,
     among: Sequence[int] | None = None,
 ) -> tuple["Links", mmap.mmap]:
-    """Connect ranks of one host, and map the same zeroed memory in each. Collective.
+    """Connect ranks of one host, map the same zeroed memory in each, and return the
+    sockets and the memory. Collective.
 
     Args:
         group: Ranks that call this; None for all.
         memory_bytes: Size of the memory, which is freed with its last mapping.
         timeout_s: Limit in seconds of the connection, and then of each barrier.
-        among: Ranks of ``group`` to connect to this one, with itself; None for all.
+        among: Ranks of ``group`` to connect, including this rank; None for all.
 
     Raises:
         UserError: The connected ranks are on several hosts, or memory is short.
-        RankError: The rank that it names ended or did not answer in time.
+        RankError: A rank, which the message names, exited or did not answer in time.
     """
     rank, ranks = dist.get_rank(group), dist.get_process_group_ranks(group)
     members = range(len(ranks)) if among is None else among
@@ -135,8 +136,8 @@ def _require_one_host(names: Sequence[int], seats: Sequence[Seat]) -> None:
 
 
 class Links:
-    """Sockets to all other ranks. Errors call rank r ``names[r]``, its number in the
-    group of all. Connecting, and then each barrier, may take ``timeout_s`` seconds.
+    """Sockets from ``rank`` to all other ranks. ``names[r]``: global rank of rank r, in
+    messages. :meth:`connect` and each barrier may take up to ``timeout_s`` seconds.
     """
 
     def __init__(self, rank: int, names: Sequence[int], timeout_s: float) -> None:
@@ -148,10 +149,9 @@ class Links:
         _open_links.add(self)
 
     def connect(self, door: socket.socket, seats: Sequence[Seat]) -> None:
-        """Connect to lower ranks, and accept higher ranks at the listening ``door``.
-        ``seats`` has the entry of each rank, in order.
-
-        Raises RankError that names a rank which ended or was not ready in time.
+        """Connect to lower ranks, and accept connections of higher ranks at ``door``, a
+        listening socket. ``seats``: contact data of each rank, in order. Raises
+        RankError that names a rank if that rank exited or was not ready in time.
         """
         deadline = time.monotonic() + self._timeout_s
         for rank, seat in enumerate(seats[: self._rank]):
@@ -182,8 +182,8 @@ class Links:
         self._peers = dict(sorted(self._peers.items()))
 
     def share(self, memory: int | None) -> int:
-        """Send the descriptor of the first rank's ``memory`` (None on others) to all
-        ranks, and return this rank's. Collective.
+        """Send ``memory``, a file descriptor on the first rank (None on other ranks),
+        to all ranks, and return this rank's descriptor of it. Collective.
         """
         if memory is not None:
             for peer in self._peers.values():
@@ -203,15 +203,15 @@ class Links:
         return memory
 
     def barrier(self, brings: bytes = b"") -> None:
-        """Wait until every rank is here, with the same ``brings``. Collective.
+        """Wait until every rank has called this with the same ``brings``. Collective.
 
         Args:
-            brings: Text of at most BRINGS_BYTES, such as the next operation.
+            brings: Text of at most BRINGS_BYTES bytes, such as the next operation.
 
         Raises:
-            RankError: A rank ended, left, was silent for too long or passes another
-                text. Every rank gets the error, which names the first such rank; the
-                links are closed then.
+            RankError: A rank exited, closed its links, did not answer in time or passes
+                another text. The error, raised on every rank, names that rank. The
+                links are then closed.
         """
         said = brings.ljust(BRINGS_BYTES)
         deadline = time.monotonic() + self._timeout_s
@@ -242,7 +242,7 @@ class Links:
                 )
 
     def close(self) -> None:
-        """Close the sockets, so that ranks that wait for this one fail at once."""
+        """Close the sockets: ranks that wait for this rank then fail immediately."""
         for peer in self._peers.values():
             peer.close()
 

@@ -1,9 +1,9 @@
 """Rendezvous store of the ranks, and a check that settings are equal on all.
 
 Ranks of one host that our launcher starts use a file in a folder that is private to the
-user, and communicate over loopback: torch's TCP store listens on every interface and
-authenticates no client, and a client can run code here. Ranks that the user's own
-torchrun starts use its store, at MASTER_ADDR.
+user, and communicate over loopback: torch's TCP store listens on every interface
+without authentication, and a client could run code in the ranks. Ranks that the user's
+own torchrun starts use torchrun's store, at MASTER_ADDR.
 """
 
 import itertools
@@ -47,8 +47,8 @@ _joined = itertools.count()
 
 
 def our_store() -> Path | None:
-    """Return the path of the store in a rank that our launcher started, and None in any
-    other process, such as one that a rank started.
+    """Return the path of the rendezvous file if a launcher of minitrain started this
+    process as a rank; None in any other process, such as a child of a rank.
     """
     if os.environ.get(LAUNCHER_PID) != str(os.getppid()) or STORE not in os.environ:
         return None
@@ -61,10 +61,11 @@ def names_of_a_rank() -> tuple[str, ...]:
 
 
 def meet(timeout: timedelta) -> tuple[Store, int, int]:
-    """Connect to a store that all ranks share; return it, the rank and the world size.
+    """Connect to a store that all ranks share; return store, rank and world size.
 
-    Every call returns another store, because a second group must not find keys of the
-    first. ``timeout`` limits each wait. Raises UserError if MASTER_PORT is in use.
+    Each call opens a new store or key prefix, so that a second process group does not
+    read keys of the first. ``timeout`` limits each wait. Raises UserError if
+    MASTER_PORT is in use.
     """
     number, file = next(_joined), our_store()
     store: Store
@@ -94,7 +95,7 @@ def require_same(
     store: Store, rank: int, world_size: int, facts: Mapping[str, Any]
 ) -> None:
     """Raise UserError on all ranks unless ``facts`` (plain values by name) are equal on
-    all. The message names the first that differs, and the host. Collective.
+    all ranks. The message names the first different fact and the hosts. Collective.
     """
     store.set(f"facts {rank}", json.dumps([socket.gethostname(), dict(facts)]))
     keys = [f"facts {other}" for other in range(world_size)]
@@ -125,8 +126,8 @@ def _difference(everyone: list[tuple[str, dict[str, Any]]]) -> str:
 def differing_fact(
     ours: Mapping[str, Any], theirs: Mapping[str, Any], *, but: Sequence[str] = ()
 ) -> tuple[str, str, str]:
-    """Return the first name not in ``but`` whose values differ, and the repr of both
-    values, shortened if long; three empty strings if there is none.
+    """Return the first name, not in ``but``, whose values differ, and both values as
+    text, shortened if long; three empty strings if all are equal.
     """
     for name in {**ours, **theirs}:
         values = ours.get(name), theirs.get(name)
@@ -140,10 +141,10 @@ def differing_fact(
 
 
 def interfaces() -> str:
-    """Return the network interfaces of gloo, separated by commas: GLOO_SOCKET_IFNAME,
-    or by default loopback.
+    """Return the names of gloo's network interfaces, separated by commas: the value of
+    GLOO_SOCKET_IFNAME, or by default the loopback interface.
 
-    Raises UserError for an unknown interface, or if loopback is down.
+    Raises UserError for an unknown interface, or if loopback is needed but down.
     """
     known = [name for _, name in socket.if_nameindex()]
     if named := os.environ.get(INTERFACES):
@@ -169,7 +170,7 @@ def interfaces() -> str:
 
 @contextmanager
 def variables(changes: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables within the body, and restore them after it."""
+    """Context manager: set environment variables in the body, and then restore them."""
     before = {name: os.environ.get(name) for name in changes}
     os.environ.update(changes)
     try:

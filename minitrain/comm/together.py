@@ -18,9 +18,8 @@ def everyone(
 ) -> list[T]:
     """Call ``action`` on every rank of ``group`` and return all results, by rank.
 
-    An OSError or UserError of one rank is raised on all, so that no rank waits for one
-    that gave up. Results are pickled. Collective; without a process group there is one
-    rank.
+    An OSError or UserError of one rank is raised on all ranks, so that none waits for
+    the failed rank. Results are pickled. Collective; one rank if there is no group.
     """
     mine: Any
     try:
@@ -46,10 +45,10 @@ def only_first(action: Callable[[], T]) -> T:
 
 
 def who_sees(folder: Path) -> list[bool]:
-    """Return a bool per rank: True if it sees the ``folder`` of rank 0, as ranks of one
-    host or with a shared file system do. Collective.
+    """Return a bool per rank: True if the rank sees rank 0's ``folder``, because it is
+    on the same host or a shared file system. Collective.
 
-    Raises OSError if rank 0 cannot write there.
+    Raises OSError if rank 0 cannot write to ``folder``.
     """
     # another host may have a folder of this name
     mark = folder / f"{MARK}{only_first(lambda: secrets.token_hex(8))}"

@@ -46,9 +46,9 @@ LOGGED = (
 
 
 def at_the_end_of_backward(do: Callable[[], None]) -> None:
-    """Call ``do`` when the current backward pass has computed all gradients, after
-    callbacks that were queued before, as by DDP and FSDP. Call this within a
-    hook of that pass.
+    """Have autograd call ``do`` once, when the current backward pass has computed all
+    gradients, after previously queued callbacks, such as DDP's and FSDP's. Call this
+    function within a gradient hook of that pass.
     """
     torch.autograd.Variable._execution_engine.queue_callback(do)
 
@@ -61,15 +61,15 @@ def parameters_of_ddp(wrapper: Any) -> list[Tensor]:
 
 
 def set_group_timeout(seconds: float) -> None:
-    """Set the limit of every later wait in the group of all ranks."""
+    """Set the timeout of later collectives in the default process group."""
     dist.distributed_c10d._set_pg_timeout(timedelta(seconds=seconds))
 
 
 def limit_silence(address: str, port: int, limit_s: float) -> None:
     """Limit each read of this process from ``address``:``port`` to ``limit_s`` seconds,
-    after which a TCPStore raises ``DistNetworkError``. By default it waits 15 minutes
-    for a host that vanished, and forever for one that was stopped. Torch does not
-    expose its socket.
+    after which a TCPStore raises ``DistNetworkError``. By default a TCPStore waits 15
+    minutes for a host that vanished, and forever for a stopped process. Torch does not
+    expose the store's socket, so all sockets of the process are searched for it.
     """
     seconds, rest = divmod(limit_s, 1)
     limit = struct.pack("@ll", int(seconds), int(rest * 1e6))
@@ -89,12 +89,12 @@ def limit_silence(address: str, port: int, limit_s: float) -> None:
 
 
 def group_by(ranks: Sequence[int], name: str, timeout_s: float) -> dist.ProcessGroup:
-    """Create a gloo group of ``ranks`` of the world, collectively on these alone.
-    ``name`` must be new, and the same on all of them.
+    """Return a new gloo group of ``ranks``, global ranks. Collective over these ranks
+    only. ``name`` must be unused, and the same on all of them.
 
-    ``new_group`` waits for all ranks of the world. With ``use_local_synchronization``
-    it names the group by its ranks and this process's number of groups: if that number
-    differs between ranks, or the name was used before, they never connect.
+    ``dist.new_group`` waits for all ranks of the world. With
+    ``use_local_synchronization`` the group's name depends on how many groups this
+    process has: if that number differs between ranks, they never connect.
     """
     torch_groups: Any = dist.distributed_c10d
     group: dist.ProcessGroup
@@ -114,8 +114,8 @@ def group_by(ranks: Sequence[int], name: str, timeout_s: float) -> dist.ProcessG
 
 
 def import_compiler() -> None:
-    """Import torch's compiler, as every optimizer and DDP do, without leaving an empty
-    folder for its cache in TMPDIR.
+    """Import torch's compiler, which every optimizer and DDP import, but without the
+    empty cache folder that the import leaves in TMPDIR.
     """
     if COMPILER_CACHE in os.environ or "torch._dynamo" in sys.modules:
         return
@@ -128,8 +128,8 @@ def import_compiler() -> None:
 
 
 def ddp_times_ns(ddp: Any) -> tuple[float, ...] | None:
-    """Return DDP's own times of the last step in ns, by :data:`LOGGED`; None if this
-    torch does not have them. By default DDP logs ten steps, then every hundredth.
+    """Return DDP's times of the last step in ns, in the order of :data:`LOGGED`; None
+    if this torch has none. Also makes DDP log every step instead of every hundredth.
     """
     try:
         ddp._set_ddp_runtime_logging_sample_rate(1)
@@ -145,40 +145,40 @@ def ddp_times_ns(ddp: Any) -> tuple[float, ...] | None:
 def around_parameter_broadcast(
     zero: Any, around: Callable[[Callable[[], None]], None]
 ) -> None:
-    """Let ``around`` call the function that broadcasts the parameters after each step
-    of a ZeroRedundancyOptimizer: its only communication, for which it has no hook.
+    """Have the ZeroRedundancyOptimizer ``zero`` call ``around(f)`` after each step
+    instead of f, the function that broadcasts parameters; ``around`` must call f.
     """
     broadcast = zero._sync_params
     zero._sync_params = lambda: around(broadcast)
 
 
 def own_part_of(zero: Any) -> Any:
-    """Return the optimizer of this rank's parameters inside a ZeroRedundancyOptimizer,
-    whose own ``state_dict`` covers all ranks.
+    """Return the optimizer inside the ZeroRedundancyOptimizer ``zero`` that steps only
+    this rank's share of the parameters.
     """
     return zero.optim
 
 
 def overflows_of(scaler: Any, optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """Return the tensors (1,), one per device, that make a GradScaler skip the step of
-    ``optimizer``: not 0 after a gradient that is not finite.
+    """Return the overflow flags of a GradScaler, a tensor (1,) per device: if a flag is
+    not 0, a gradient is not finite, and the scaler skips the step of ``optimizer``.
     """
     return list(scaler._found_inf_per_device(optimizer).values())
 
 
 def changes_in_place(tensor: Tensor) -> int:
-    """Return autograd's count of in-place changes of ``tensor``, to detect a change."""
+    """Return autograd's version counter of ``tensor``, a count of in-place changes."""
     return tensor._version
 
 
 def add_all(to: Sequence[Tensor], more: Sequence[Tensor]) -> None:
-    """Add ``more[i]`` to ``to[i]``, for small tensors ten times faster than a loop."""
+    """Add ``more[i]`` to ``to[i]`` in place; faster than a loop for small tensors."""
     torch._foreach_add_(list(to), list(more))
 
 
 def collective_name(func: Any) -> str | None:
-    """Return the name of a dispatched collective, such as ``allreduce_``; None for
-    other operators.
+    """Return the name of the collective that the torch operator ``func`` calls, such as
+    ``allreduce_``; None if it is no collective.
     """
     namespace, _, name = func._schema.name.partition("::")
     # functional collectives have operators of their own, which call no c10d operator

@@ -11,14 +11,15 @@ from torch import Tensor
 
 
 def tree_sum(buffers: Sequence[Tensor], *, out: Tensor | None = None) -> Tensor:
-    """Return the sum of n >= 1 tensors of one shape and dtype, which are not changed.
+    """Return the sum of n >= 1 tensors ``buffers`` of one shape and dtype.
 
     While n > 1 are left, with half = ceil(n / 2): x[i] + x[i + half] replaces x[i] for
-    every i < n - half. So W processes may each sum their tensors (r, r + W, ...) and
-    then sum the results, both in this order: if n / W is a power of two, the bits are
-    the same as with one process. With 8 tensors W may be 1, 2, 4 or 8.
+    every i < n - half. So W processes may each sum their tensors (rank r: r, r + W,
+    ...) and then sum the results, both in this order: if n / W is a power of two, the
+    bits are the same as with one process. With 8 tensors W may be 1, 2, 4 or 8.
 
-    The result goes to ``out``, which may be one of the buffers, or to a new tensor.
+    The sum is stored in ``out`` (which may be one of ``buffers``) or in a new tensor;
+    ``buffers`` other than ``out`` are not changed.
     """
     terms = list(buffers)
     if len(terms) == 1:
@@ -31,11 +32,11 @@ def tree_sum(buffers: Sequence[Tensor], *, out: Tensor | None = None) -> Tensor:
 
 
 def shards_of(rank: int, world_size: int, num_shards: int) -> list[int]:
-    """Return the logical shards of ``rank`` in an order in which neighbors are added
-    first: with 8 shards, rank 0 of 2 computes 0, 4, 2, 6.
+    """Return the logical shards (fixed parts of a global batch) of ``rank``: each shard
+    s with ``s % world_size == rank``.
 
-    Shard s belongs to rank ``s % world_size``. ``num_shards`` is ``world_size`` times a
-    power of two.
+    Neighbors in the list are added first: with 8 shards, rank 0 of 2 has 0, 4, 2, 6.
+    ``num_shards`` is ``world_size`` times a power of two.
     """
     # tree_sum adds the most distant shards first, s and s + num_shards / 2. In this
     # order they are neighbors, so a rank keeps one sum per level of the tree instead of

@@ -1,6 +1,6 @@
-"""Alignment of two recordings: pairs of steps and ranks, the end of both runs, and the
-trajectory of A, which decides how far rounding may carry B. A row is what one rank
-recorded for one step of one optimizer.
+"""Alignment of two recordings: pairs of steps and ranks, and the trajectory of A, which
+sets the limits of rounding. A row is what one rank recorded for one step of an
+optimizer, with fingerprints of tensors: hash, norm, sketch (short random projection).
 """
 
 import math
@@ -32,17 +32,15 @@ def ratio(gap: float, size: float) -> float:
 
 
 def samples(rows: RowsByRank, kind: str = "inputs") -> Counter[str]:
-    """Count the digests of all samples that these ranks read for one step; ``kind``:
-    "inputs", or "unlabelled" for the inputs without labels.
+    """Count the samples that the ranks of ``rows`` read in one step, by digest (hash);
+    ``kind``: "inputs" (with labels) or "unlabelled" (inputs without labels).
     """
     batches = (batch for row in rows.values() for batch in row.get(kind, ()))
     return Counter(digest for batch in batches for digest in batch)
 
 
 def same_samples(a: RowsByRank, b: RowsByRank) -> bool:
-    """Return whether the ranks of both runs read the same samples for one step, in any
-    order and with any padding.
-    """
+    """Return whether both runs read the same samples, in any order and padding."""
     ours, theirs = samples(a), samples(b)
     left, right = [*(ours - theirs).elements()], [*(theirs - ours).elements()]
     if len(left) != len(right):
@@ -73,10 +71,10 @@ def _unpadded(rows: RowsByRank) -> dict[str, Sequence[str]]:
 
 @dataclass(frozen=True)
 class Trajectory:
-    """Trajectory of a run: how far its parameters move. ``first``: the parameters after
-    the first recorded step; ``first_move``: the estimated norm of that step, by
-    tensor; ``linear``: steps are linear in the gradients (SGD) or not (Adam); ``eps``:
-    the spacing of floats at 1, by tensor; ``trains_buffers``: training changes buffers.
+    """How far one optimizer moves parameters. By tensor: ``numel``, elements; ``eps``,
+    spacing of floats at 1; ``first``, fingerprints after the first recorded step;
+    ``first_move``, estimated norm of that step. ``linear``: steps are linear in the
+    gradients (SGD), not as with Adam; ``trains_buffers``: training changes buffers.
     """
 
     numel: Mapping[str, int]
@@ -87,7 +85,7 @@ class Trajectory:
     trains_buffers: bool
 
     def moved(self, row: Row) -> dict[str, float]:
-        """Estimate the distance that training moved each tensor until ``row``."""
+        """Estimate, by tensor, the distance from the initial weights to ``row``."""
         now = row["parameters"]
         return {
             name: self.first_move[name] + apart(now[name], self.first[name])
@@ -97,8 +95,8 @@ class Trajectory:
 
 @dataclass(frozen=True)
 class RankPairs:
-    """Rows of A and of B by rank, for one step or for the headers, and the pairs of
-    ranks that are compared.
+    """Rows of runs A and B by rank, for one step (or the headers of the recordings),
+    and the pairs of ranks that are compared.
     """
 
     a: RowsByRank
@@ -112,8 +110,8 @@ class RankPairs:
 
     @cached_property
     def pairs(self) -> list[Pair]:
-        """Pairs of ranks of A and B that are compared. If the world sizes differ, the
-        first rank of each with all of the other: gradients are the same on all ranks.
+        """Pairs (rank of A, rank of B) to compare. If the world sizes differ, the first
+        rank of each with all of the other run, as gradients are the same on all ranks.
         """
         if self.same_size:
             return [(rank, rank) for rank in sorted(self.a.keys() & self.b.keys())]
@@ -123,18 +121,18 @@ class RankPairs:
 
     @property
     def first(self) -> tuple[Row, Row]:
-        """The rows of the first pair."""
+        """The row of A and the row of B of the first pair of ranks."""
         a, b = self.pairs[0]
         return self.a[a], self.b[b]
 
     @property
     def complete(self) -> bool:
-        """Return whether no rank is missing in A or B."""
+        """Return whether both runs have a row for every rank."""
         return (len(self.a), len(self.b)) == self.world_sizes
 
     def named(self, pairs: Sequence[Pair]) -> dict[str, Any]:
-        """Return the ranks of ``pairs`` as the fields ``ranks`` and ``of`` (their run)
-        of a Difference; no fields, which means all ranks, if these are all pairs.
+        """Return ``pairs`` as fields of a Difference: ``ranks`` and, if world sizes
+        differ, their run ``of``. For all pairs return no fields, which means all ranks.
         """
         if len(pairs) == len(self.pairs):
             return {}
@@ -148,11 +146,11 @@ class RankPairs:
 
 @dataclass(frozen=True)
 class StepPair(RankPairs):
-    """One step of one optimizer in A and in B: a row for each rank.
+    """One step of optimizer number ``optimizer`` in A and in B: a row for each rank.
 
-    ``trajectory`` belongs to A. ``twin`` is the row of the first rank of A's twin (the
-    same run from weights one rounding unit away), or None. ``end``: the rows are the
-    states at the end of the runs, after the last step.
+    ``trajectory``: of A; ``limits``: of rounding. ``twin``: the row of the first rank
+    of A's twin (the same run from weights one rounding unit away), or None. ``end``:
+    the rows hold the final states of the runs instead of a step.
     """
 
     optimizer: int
@@ -177,8 +175,8 @@ def header(recording: Recording) -> Row:
 
 
 def rows_at(recording: Recording, key: tuple[int, int]) -> dict[int, Row]:
-    """Return the rows of ``key``, an (optimizer, step), by rank; without ranks that did
-    not record it.
+    """Return the rows for ``key``, an (optimizer index, step), by rank; a rank that did
+    not record this step is left out.
     """
     ranks = sorted(recording.ranks.items())
     return {rank: one.steps[key] for rank, one in ranks if key in one.steps}
@@ -191,9 +189,9 @@ def keys_of(recording: Recording) -> list[tuple[int, int]]:
 
 
 def places_of(a: Recording, b: Recording, twin: Recording | None) -> list[StepPair]:
-    """Return the steps that are in both recordings, in the order of the run, and for
-    each optimizer the end, if anything changed after the last of them. Rows of a
-    ``twin`` of ``a`` are added.
+    """Return a StepPair for each step in both recordings, in the order of the run, then
+    one with the final states for each optimizer, if anything changed after the last of
+    these. ``twin``: a twin of ``a`` whose rows are added, or None.
     """
     sizes = a.world_size, b.world_size
     # models with float64 parameters compute in float64

@@ -1,5 +1,5 @@
 """Comparison of one step of two recordings: the first difference, and whether it is
-sure, so that rounding cannot explain it.
+sure (rounding cannot explain it).
 """
 
 import math
@@ -33,8 +33,9 @@ OF = {What.GRADIENTS: "the largest gradient", What.PARAMETERS: "how far it has m
 
 @dataclass(frozen=True)
 class StepCompared:
-    """The result for one recorded step. ``mark``: ``=`` equal bits, ``~`` within
-    rounding, ``?`` undecided, ``x`` different.
+    """Result for a recorded step, or the ``end`` (final states). ``mark``: ``=`` equal
+    bits, ``~`` within rounding, ``?`` undecided, ``x`` different; ``gradients``,
+    ``parameters``: their distances; ``first``: the first difference, or None.
     """
 
     optimizer: int
@@ -50,10 +51,10 @@ class StepCompared:
 class Comparer:
     """Comparison of the steps of one optimizer, one after the other.
 
-    ``same_torch``: both ran one torch version; ``before``: the last step compared;
-    ``equal``: all bits were equal so far; ``over``: a sure difference was found;
-    ``twin_tells``: a twin (the run from weights one rounding unit away) would show
-    whether a difference is rounding.
+    ``same_torch``: both ran one torch version; ``resumed``: set if one run resumes the
+    other. State: ``before``, the last step compared; ``equal``, all bits so far were
+    equal; ``over``, a sure difference was found; ``twin_tells``, a twin (the run from
+    weights one rounding unit away) would show if a difference is rounding.
     """
 
     same_torch: bool
@@ -68,7 +69,7 @@ class Comparer:
     over: bool = False
 
     def compare(self, place: StepPair) -> StepCompared:
-        """Compare the next step, in the order of the run."""
+        """Compare ``place``, the next step of the run, and return the result."""
         place = place if place.same_size else _averaged(place)
         gradients = distance(place, What.GRADIENTS, self.noise)
         parameters = distance(place, What.PARAMETERS, self.noise)

@@ -1,5 +1,5 @@
-"""Run-level comparison of two recordings: models, start weights, validity of the twin;
-missing steps, values that were not recorded, and expected differences.
+"""Run-level comparison of two recordings: models, start weights, validity of a twin
+(run from weights one rounding unit away), missing steps, values, expected differences.
 """
 
 from collections import Counter
@@ -31,12 +31,12 @@ MAY_DIFFER = ("world_size", "every", "torch", "threads", "device")
 
 
 def read_twin(a: Recording, folder: Path) -> Recording:
-    """Read the twin of ``a``, the same run from weights one rounding unit away, in
-    ``folder``.
+    """Return the recording in ``folder``, a twin of ``a``: the same run from weights
+    one rounding unit away.
 
     Raises:
-        UserError: it cannot be read, is no twin, or differs from ``a`` in more than the
-            bits of parameters and gradients, so it could excuse a fault.
+        UserError: it cannot be read, is no twin, or differs from ``a`` in more than
+            bits of parameters and gradients, so that a fault could pass as rounding.
     """
     twin = read_recording(folder)
     if not header(twin)["twin"]:
@@ -70,7 +70,7 @@ def _no_twin(a: Recording, twin: Recording) -> Iterator[str]:
 
 
 def models_unlike(a: Recording, b: Recording) -> Difference | None:
-    """Return the difference between two models, if any: parameters in one only, of
+    """Return the difference between two models, or None: parameters in one only, of
     another shape, or trained in one only.
     """
     heads = header(a), header(b)
@@ -98,9 +98,9 @@ def models_unlike(a: Recording, b: Recording) -> Difference | None:
 
 
 def start_unlike(a: Recording, b: Recording, first: StepCompared) -> Difference | None:
-    """Return the difference in start weights, or None; also None if the parameters are
-    within rounding after the ``first`` step, or one run is a twin. It is not sure if
-    one run may resume the other between two recorded steps.
+    """Return the difference in start weights, or None; also None if parameters are
+    within rounding after the ``first`` step, or one run is a twin. The difference is
+    not sure if one run may resume the other between two recorded steps.
     """
     heads = [{rank: one.header for rank, one in r.ranks.items()} for r in (a, b)]
     start = RankPairs(heads[0], heads[1], (a.world_size, b.world_size))
@@ -133,8 +133,8 @@ def _unlike_names(a: Mapping[str, str], b: Mapping[str, str]) -> list[str]:
 
 
 def broken_in(side: str, mine: Recording, other: Recording) -> list[str]:
-    """Return lines on what is missing in the recording ``mine`` (named ``side``):
-    ranks, its end, or (if ``other`` has another world size) steps of some ranks.
+    """Return messages on what is missing in the recording ``mine`` (called ``side``):
+    ranks, its end, or (if ``other`` has a different world size) steps of some ranks.
     """
     broken = [f"{side} {lacks(mine.missing, mine.folder)}"] if mine.missing else []
     early = [rank for rank, one in mine.ranks.items() if one.end is None]
@@ -154,7 +154,7 @@ def broken_in(side: str, mine: Recording, other: Recording) -> list[str]:
 
 
 def only_in(mine: Recording, other: Recording) -> list[str]:
-    """Return lines on steps of ``mine`` that ``other`` should have recorded, but has
+    """Return messages on steps of ``mine`` that ``other`` should have recorded, but did
     not: rank by rank, or for all ranks together if the world sizes differ.
     """
     pairs = [(0, [*mine.ranks.values()], [*other.ranks.values()])]
@@ -197,7 +197,7 @@ def _ends(ranks: Sequence[OfRank]) -> Counter[str]:
 
 
 def unseen_in(a: Recording, b: Recording, places: Sequence[StepPair]) -> list[str]:
-    """Return lines on values that were not recorded, so are not compared."""
+    """Return messages on values that were not recorded, and so are not compared."""
     said = []
     ends = [one.end for r in (a, b) for one in r.ranks.values() if one.end is not None]
     blind = any("parameters" not in end for end in ends)
@@ -233,7 +233,7 @@ def _also_in(recording: Recording) -> set[str]:
 
 
 def asides_of(a: Recording, b: Recording, steps: Sequence[StepCompared]) -> list[str]:
-    """Return lines on differences that do not count, such as in world size or dtype."""
+    """Return messages on expected differences, such as in world size or dtype."""
     heads = header(a), header(b)
     ours, theirs = (
         {key: head.get(key) for key in MAY_DIFFER}

@@ -1,8 +1,8 @@
-"""First difference between a run and its replay, or another run, and its cause.
+"""First difference between a run and its replay (or a second run), and its cause.
 
 The order at each step: data, gradients, parameters, buffers. The causes are the same as
-for recordings (gradient_causes.py, step_causes.py); they are found in the tensors
-themselves instead of their sketches.
+for recordings (gradient_causes.py, step_causes.py), but are found in the tensors
+instead of their sketches (short random projections). ``side``: name of a run in causes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -37,9 +37,9 @@ class Values:
     """The tensors of one step, of each rank of the run and of the replay.
 
     Each has ``before`` (parameters), ``gradients`` and ``after`` (parameters); the
-    replay also ``own``: a gradient for each rank, whose sum is the right gradient.
-    ``shares``: the ranks' shares of the targets. Rank 0 of a second run may replace the
-    replay; it has no ``own``.
+    replay also ``own``: a gradient for each rank; their sum is the right gradient.
+    ``shares``: each rank's share of the targets. ``replay`` may be rank 0 of a second
+    run, which has no ``own``.
     """
 
     ranks: Sequence[Mapping[str, Any]]
@@ -51,8 +51,8 @@ def locate(
     run: Rows, replay: Rows, explain: Explain, side: str = RUN
 ) -> Difference | None:
     """Return the first difference between the recorded hashes of a run and its replay,
-    or None. ``explain`` is called for the cause, except for data; ``side`` is the name
-    of the run in causes.
+    or None. ``explain(step, what, ranks)`` returns the cause, except for data; ``side``
+    is the name of the run in causes.
     """
     batches, wanted = (
         {row["step"]: row for row in of_kind(rows, "batch")} for rows in (run, replay)
@@ -84,9 +84,9 @@ def _ranks_that_differ(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> li
 def cause_in_data(
     ours: Mapping[str, Any], theirs: Mapping[str, Any], batches: Rows, side: str = RUN
 ) -> Why:
-    """Return why a global batch has other samples than in the replay, from its row in
-    both. ``batches``: the rows of all batches of the run, which may repeat an earlier
-    one. (For recordings: step_causes.cause_in_data.)
+    """Return why a global batch has other samples in the run than in the replay, given
+    its rows ``ours`` and ``theirs``. ``batches``: rows of all batches of the run, which
+    may repeat an earlier one. (For recordings: step_causes.cause_in_data.)
     """
     if (count := ours["repeated"] - theirs["repeated"]) > 0:
         return why(Cause.REPEATED, side=side, count=count)
@@ -105,8 +105,8 @@ def cause_of(
     values: Values,
     sides: tuple[str, str] = (RUN, "the replay"),
 ) -> Why:
-    """Return why ``ranks`` differ from the replay in ``what`` (not data), from the
-    tensors of that step; ``sides`` name the run and the replay.
+    """Return why ``ranks`` differ from the replay in ``what`` (not data) at one step,
+    given its tensors ``values``; ``sides``: the names of the run and the replay.
     """
     if what == What.BUFFERS:
         return cause_in_buffers(ranks, len(values.ranks))
@@ -123,9 +123,9 @@ def cause_in_step(
     side: str,
     rounding: tuple[float, float] = (CLOSE, CLOSE),
 ) -> Why:
-    """Return why the parameters of ``ours`` (of ``side``) and ``theirs`` differ after a
-    step with the same gradients; UNKNOWN if no pattern fits. ``rounding``: the relative
-    errors in length and direction of the step that rounding may cause.
+    """Return why parameters of ``ours`` (named ``side``) and ``theirs`` differ after a
+    step with the same gradients; UNKNOWN if no pattern fits. ``rounding``: relative
+    errors in the length and direction of the step that rounding may cause.
     """
     before, after = (
         [flat(state[when]) for state in (ours, theirs)] for when in ("before", "after")
@@ -147,9 +147,9 @@ def cause_in_step(
 def cause_in_gradients(
     ranks: list[int], values: Values, sides: tuple[str, str] = (RUN, "the replay")
 ) -> Why:
-    """Return why the synchronized gradients of ``ranks`` are wrong, from the factors of
-    the ranks' own gradients in them. (For recordings:
-    gradient_causes.cause_in_gradients.)
+    """Return why the synchronized gradients of ``ranks`` are wrong. They are fitted as
+    a weighted sum of the ranks' own gradients; the weights show the cause. (For
+    recordings: gradient_causes.cause_in_gradients.)
     """
     wanted = flat(values.replay["gradients"])
     found = {rank: flat(values.ranks[rank]["gradients"]) for rank in ranks}

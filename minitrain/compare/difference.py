@@ -1,7 +1,7 @@
 """The result of a comparison: the first difference, and its probable cause.
 
-Causes are an enum with facts. Their sentences are in this one table, and are formatted
-by the commands that print them, ``verify`` and ``check``.
+The value of each cause is a sentence with placeholders; commands that print the cause,
+such as ``verify`` and ``check``, fill in the facts.
 """
 
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ class What(StrEnum):
 
 
 class Cause(Enum):
-    """A probable cause; the value is its sentence, with the facts in braces."""
+    """A probable cause; the value is its sentence, with facts in braces to fill in."""
 
     UNKNOWN = "unknown"
 
@@ -169,10 +169,10 @@ SURE = {
 
 @dataclass(frozen=True)
 class Why:
-    """A cause with the facts for its sentence. ``same_samples``: the gradient is a
-    combination of the gradients of the other run, so both read the same samples.
+    """A cause with the ``facts`` for its sentence. ``same_samples``: the gradient is a
+    combination of gradients of the other run, so both runs read the same samples.
     ``own``: the ranks whose own gradients differ, before any reduction; ``own_alike``:
-    own gradients agree, so the cause is not rounding.
+    own gradients agree, so rounding is not the cause.
     """
 
     cause: Cause
@@ -195,7 +195,7 @@ class Why:
 
 
 def why(cause: Cause, **facts: Any) -> Why:
-    """Return ``cause`` with its facts, which replace the braces in its sentence."""
+    """Return a Why: ``cause`` with ``facts`` for the braces in its sentence."""
     return Why(cause, facts)
 
 
@@ -204,13 +204,14 @@ UNKNOWN = Why(Cause.UNKNOWN)
 
 @dataclass(frozen=True)
 class Difference:
-    """The first difference, its size (``much``) and cause; not ``sure`` if rounding
-    might explain it.
+    """The first difference: ``what`` differs (``much``: by how much, as text), and its
+    cause ``why``; not ``sure`` if rounding might explain it.
 
-    ``ranks``: the ranks that differ, of run ``of`` if the world sizes differ; empty for
-    all. ``since``: the recorded step before. ``onwards``: it holds for all later steps;
-    ``end``: it is after the last recorded step; ``twin_decides``: a twin of A (the same
-    run from weights one rounding unit away) would decide whether it is rounding.
+    ``step``: START before the first. ``ranks``: the ranks that differ, empty for all,
+    of run ``of`` if world sizes differ. ``since``: the previous recorded step.
+    ``onwards``: it holds for later steps; ``end``: final states differ;
+    ``twin_decides``: a twin of A (run from weights one rounding unit away) would show
+    if it is rounding.
     """
 
     step: int
@@ -234,7 +235,7 @@ class Difference:
 
     @property
     def where(self) -> str:
-        """Return the step, the kind of thing, the tensor and the ranks."""
+        """Return as text the step, the kind of thing, the tensor and the ranks."""
         text = "the start" if self.step == START else f"step {self.step}"
         if self.end:
             text = f"the end, after step {self.step}"

@@ -1,8 +1,8 @@
 """Distances between the gradients and parameters of two recordings, and their limits.
 
-Distances beyond the quick limits are compared with the distance of a twin (the same run
-from weights one rounding unit away), if there is one; beyond both it is a fault.
-Without a twin it is a fault only if rounding cannot grow to it.
+A distance beyond the quick limit is a fault if it is also beyond ten times the distance
+of the twin (the same run from weights one rounding unit away); without a twin, only if
+rounding cannot grow so far.
 """
 
 import math
@@ -29,15 +29,16 @@ HIDES = 0.1
 
 @dataclass(frozen=True)
 class Distance:
-    """The distance of all tensors of a ``kind`` at a step.
+    """Distances of all tensors of a ``kind`` (gradients or parameters) at a step;
+    ``within``: rounding may explain all of them.
 
     ``tensor``: the one farthest beyond its limit; ``gap``, ``allowed``: its distance
     and limit; ``pairs``: the ranks of A and B where it differs. ``size``: the norm of
     the largest gradient, or the distance that training moved the model; ``own_size``:
     the same for ``tensor``. ``whole``: the distance of all tensors as a share of their
-    size. ``num_beyond``, ``num_beyond_quick``: of ``num`` tensors, the ones beyond the
-    limit with and without a twin. ``hides``: the twin alone allows so much that a fault
-    could hide.
+    size. ``num_beyond``, ``num_beyond_quick``: how many of ``num`` tensors are beyond
+    the limit with and without a twin. ``hides``: only the twin's limit allows the
+    distance, and it is so wide that a fault could hide.
     """
 
     kind: What
@@ -67,8 +68,8 @@ class Distance:
 
 
 def distance(place: StepPair, kind: What, noise: float) -> Distance:
-    """Return the distance of gradients or parameters at ``place``; ``noise``: the
-    largest relative distance of the gradients so far that counts as rounding.
+    """Return the distance of gradients or parameters (``kind``) at ``place``;
+    ``noise``: largest relative distance of gradients so far that counts as rounding.
     """
     gaps = _gaps(place, kind)
     ours, theirs = (row[kind] for row in place.first)

@@ -44,13 +44,13 @@ class Unread:
 
 
 def loaded(entry: Tensor | Unread) -> Tensor:
-    """Return the tensor of ``entry``. Raises UserError if it is damaged."""
+    """Return ``entry``, loaded if it is Unread. Raises UserError if it is damaged."""
     return entry.read() if isinstance(entry, Unread) else entry
 
 
 class Inert:
-    """Stand-in for an object of a class that was not imported; ``held`` are the
-    arguments that it was built from, ``path`` the name of the class.
+    """Stand-in for an object of a class that was not imported: ``path`` is the name of
+    the class, ``held`` the arguments and state of the object.
     """
 
     path = ""
@@ -97,8 +97,8 @@ def is_state(path: Path) -> bool:
 
 
 def files_of(folder: Path) -> dict[Path, set[Path]]:
-    """Map each state in ``folder`` that has several files to these files. Its key is
-    the folder for a distributed checkpoint, the index for shards.
+    """Map each state in ``folder`` that has several files to these files. The key is
+    the folder for torch.distributed.checkpoint, the index file for a set of shards.
     """
     found = {index: {index, *_shards_of(index)} for index in folder.glob(f"*{INDEX}")}
     if (folder / METADATA).is_file():
@@ -111,7 +111,7 @@ def entries(path: Path) -> Iterator[Entry]:
     entries are joined by dots.
 
     Raises:
-        UserError: the state is empty, torn, of another kind, or needs code to be read.
+        UserError: it is empty, truncated, of unknown format, or needs code to be read.
     """
     if path.is_dir():
         index = _index(path)

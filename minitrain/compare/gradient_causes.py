@@ -1,8 +1,8 @@
 """Causes of a difference in gradients, found by its pattern.
 
-Both the wrong and the right gradient (a replay's, or the other recording's) are fitted
-as a combination of the ranks' own gradients, from before the all-reduce. Most faults
-show in the factors of the two fits. ``place`` is one step in A and B (align.StepPair).
+Both the wrong and the right gradient (from a replay or the other recording) are fitted
+as a weighted sum of the ranks' own gradients, from before the all-reduce. Most faults
+show in the weights (factors) of these fits. ``place`` is a step in A and B (StepPair).
 """
 
 from collections.abc import Iterable, Sequence
@@ -41,8 +41,8 @@ CLEARLY_WORSE = 0.1
 
 
 def multiple(factor: float, world_size: int, close: float = CLOSE) -> Cause | None:
-    """Return SUMMED if ``factor`` is the number of ranks and TWICE if it is 1 divided
-    by it, with a relative error below ``close``; else None, as for a single rank.
+    """Return SUMMED if ``factor`` is ``world_size``, TWICE if it is 1 / ``world_size``,
+    up to a relative error of ``close``; None otherwise, and for a single rank.
     """
     if world_size > 1 and abs(factor / world_size - 1) < close:
         return Cause.SUMMED
@@ -52,8 +52,8 @@ def multiple(factor: float, world_size: int, close: float = CLOSE) -> Cause | No
 
 
 def scaled(factor: float, cause: Cause | None = None, **facts: Any) -> Why:
-    """Return the reason that all gradients are ``factor`` times as large: ``cause``, or
-    SCALED; ``facts`` are more of its facts, such as the ``side``.
+    """Return the Why for gradients that are all ``factor`` times as large: ``cause``,
+    or by default SCALED; ``facts``: more facts of the cause, such as ``side``.
     """
     facts = {"factor": factor, "of": "as large"} | facts
     return why(cause or Cause.SCALED, **facts)
@@ -62,9 +62,9 @@ def scaled(factor: float, cause: Cause | None = None, **facts: Any) -> Why:
 def rate_by_size(
     factor: float, world_sizes: tuple[int, int], sides: Sequence[str] = "AB"
 ) -> Why | None:
-    """Return which run scales its learning rate by its number of processes, or None.
-    ``factor``: the rate of the second run divided by the rate of the first; ``sides``:
-    the names of the runs.
+    """Return the cause if a run multiplies or divides its learning rate by its number
+    of processes, else None. ``factor``: the rate of the second run divided by the rate
+    of the first; ``sides``: the names of the runs.
     """
     causes = {Cause.SUMMED: Cause.RATE_MULTIPLIED, Cause.TWICE: Cause.RATE_DIVIDED}
     for number, times in ((1, factor), (0, 1 / factor if factor else 0.0)):
@@ -79,11 +79,11 @@ def cause_in_factors(
     sides: tuple[str, str],
     means: Cause = Cause.MEANS,
 ) -> Why | None:
-    """Return why the terms of a sum (ranks or micro-batches) have the wrong weights;
-    None if they do not, or no pattern fits. ``factors``: of the terms in the gradient
-    that may be wrong, ``right``: in the right gradient, or for recordings in the other
-    run. ``sides``: the names of the two runs; ``means``: the cause if all terms count
-    the same and should not. (diagnosis.py uses it for runs.)
+    """Return why the terms of a gradient (from ranks or micro-batches) have wrong
+    weights; None if they are right, or no pattern fits. ``factors``: weights in the
+    gradient that may be wrong; ``right``: in the right gradient, or for recordings in
+    the other run. ``sides``: names of the two runs; ``means``: the cause to return if
+    all terms have the same weight and should not. (diagnosis.py uses it for runs.)
     """
     side, other = sides
     if _evenness(right) <= CLOSE_FACTORS or _are_alike(
@@ -134,8 +134,8 @@ def cause_in_buffers(ranks: Sequence[int], world_size: int) -> Why:
 
 
 def cause_in_gradients(place: StepPair, found: Distance, here: bool) -> Why:
-    """Return why gradients are beyond the limits at ``place``; ``found``: by how much;
-    ``here``: the weights agreed before it. (For runs: diagnosis.cause_in_gradients.)
+    """Return why gradients are beyond the limits at ``place``; ``found``: their
+    distance; ``here``: the weights agreed before this step. (For runs: see diagnosis.)
 
     The causes are tried in this order, as each may produce the patterns of later ones:
     no gradient, not finite, not zeroed, random numbers, the ranks' own gradients, one
@@ -172,7 +172,7 @@ def cause_in_gradients(place: StepPair, found: Distance, here: bool) -> Why:
 
 
 def is_multiple(fitted: Fit, close: float = CLOSE) -> bool:
-    """Return whether a fit with one vector is close, and its factor clearly not 1."""
+    """Return whether a fit by one vector is close, and its factor clearly not 1."""
     (factor, *_), rest = fitted
     return rest < close and abs(factor - 1) > max(CLOSE, 10 * rest)
 
@@ -296,7 +296,7 @@ class _Side(NamedTuple):
     rank: int
 
     def gradient(self, names: Sequence[str]) -> Tensor:
-        """Return the gradients of ``names`` as one vector, as before clipping."""
+        """Return the sketches of gradients as one vector, as before clipping."""
         factor = min(1.0, _factor_of_mean(self.rows, len(self.rows)) or 1.0)
         return vector(self.rows[self.rank], "gradients", names) / factor
 

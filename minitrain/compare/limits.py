@@ -1,6 +1,6 @@
 """Limits of rounding in gradients and parameters, by dtype.
 
-The quick limits are the ones of minitrain/proof/tolerances.py, applied to norms.
+The quick limits (the first to be checked) are from proof/tolerances.py, for norms.
 """
 
 from dataclasses import dataclass
@@ -26,10 +26,10 @@ SAME_RATE = 1e-6
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of rounding for one dtype. ``gradients``: a share of the largest gradient;
-    ``linear``: of the distance that SGD moved a parameter; ``unit``: relative error
-    of one operation. ``coarse``: relative error of rounding to the next smaller dtype,
-    with a margin; ``coarse_adaptive``: its effect on a step of Adam.
+    """Limits of rounding for one dtype. ``gradients``: share of the largest gradient;
+    ``linear``: share of the distance that SGD moved a parameter; ``unit``: relative
+    error of one operation; ``coarse``: of rounding to the next smaller dtype, with a
+    margin; ``coarse_adaptive``: its effect on a step of Adam.
     """
 
     gradients: float

@@ -19,11 +19,11 @@ class ModulesCompared:
     """The first call of a module, in the order in which calls end, whose output differs
     at ``step``; ``module`` is empty if there is none.
 
-    It is the ``place``-th of ``num`` calls and the ``call``-th of this module.
-    ``share``: the distance of the outputs as a share of their size, infinity if one run
-    has none. ``same_inputs``: within rounding, or to the bit if ``share`` is within
-    rounding; None if they cannot be compared. ``same_weights``: to the bit. ``within``:
-    the innermost module around it with the same inputs, or "". ``ranks``: the ranks
+    The call is the ``place``-th of all ``num`` calls and the ``call``-th of this
+    module. ``share``: the distance of the outputs as a share of their size, infinity if
+    one run has none. ``same_inputs``: equal within rounding (to the bit if ``share`` is
+    within rounding), None if not comparable; ``same_weights``: equal bits. ``within``:
+    the innermost enclosing module with the same inputs, or "". ``ranks``: the ranks
     that differ, empty for all.
     """
 
@@ -42,9 +42,10 @@ class ModulesCompared:
 def compare_modules(
     places: Sequence[StepPair], steps: Sequence[StepCompared]
 ) -> ModulesCompared | None:
-    """Return the first module that differs by more than rounding, up to the first step
-    that is different, or else the first that differs in any bit; None if modules were
-    not recorded, or samples or world sizes differ.
+    """Return the first module whose output differs by more than rounding, or else in
+    any bit, at ``places`` up to the first with the worst mark (x, else ?, else ~) in
+    ``steps``; its ``module`` is empty if there is none. Return None if modules were not
+    recorded, or samples or world sizes differ.
     """
     marks = [step.mark for step in steps]
     last = next((marks.index(m) for m in "x?~" if m in marks), len(marks))

@@ -40,12 +40,12 @@ SAME: tuple[RecordingsVerdict, ...] = ("equal bits", "same computation within ro
 class RecordingsCompared:
     """The result of comparing two recordings.
 
-    ``first``: the first sure difference (rounding cannot explain it), or the first that
-    is not if it decides; ``doubt``: one that is not sure, before ``first`` or without.
-    ``broken``: what is missing in a recording; ``unseen``: values that were not
-    recorded, so are not compared; ``asides``: expected differences. ``alarms``:
-    findings of the recorder's rules by side, ``severe``: the same without notes on what
-    may be intended. ``resumed``: the alignment if one run resumes the other.
+    ``first``: the first sure difference (rounding cannot explain it), or an unsure one
+    that makes the verdict undecided; ``doubt``: if the verdict is different, an unsure
+    one before ``first``, or without it. ``broken``: missing parts of a recording;
+    ``unseen``: values not recorded, so not compared; ``asides``: expected differences.
+    ``alarms``: findings of the recorder's rules by side; ``severe``: without notes on
+    what may be intended. ``resumed``: the alignment if one run resumes the other.
     ``modules``: the first module that differs, if modules were recorded.
     """
 

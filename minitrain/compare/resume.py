@@ -1,5 +1,5 @@
-"""Resumed runs: the step of the other run at which they start, and which components of
-the state were not restored there.
+"""Runs that resume another run: the step from which they continue, and components of
+the state that were not restored there.
 """
 
 import math
@@ -22,9 +22,9 @@ Starts = Mapping[int, int]
 
 @dataclass(frozen=True)
 class Resumed:
-    """Two recordings with aligned steps, of which one resumes the other: run ``side``
-    ("A" or "B") starts at the steps ``starts`` of the other, by optimizer. ``whole``:
-    the other recording with its earlier steps.
+    """Recordings ``a`` and ``b`` with aligned steps, one of which resumes the other:
+    run ``side`` ("A" or "B") starts at the steps ``starts`` of the other, by optimizer
+    index. ``whole``: the resumed run with its earlier steps.
     """
 
     a: Recording
@@ -35,19 +35,19 @@ class Resumed:
 
     @property
     def step(self) -> int:
-        """Return the first step that is compared, of the first optimizer."""
+        """Return the first step that is compared, of optimizer 0."""
         return self.starts[0]
 
     @property
     def other(self) -> str:
-        """Return the side that is resumed."""
+        """Return the side of the run that is resumed, "A" or "B"."""
         return "A" if self.side == "B" else "B"
 
 
 def resumed_in(a: Recording, b: Recording, start: int | None = None) -> Resumed | None:
-    """Find which recording resumes the other, if any: it starts with the parameters
-    that the other has before or after some step, or at its end, and counts its steps
-    from 0. ``start`` is the step of ``a`` at which ``b`` starts, if it is known.
+    """Return the alignment if one recording resumes the other, else None: the later run
+    starts with parameters that the other has before or after a step, or at its end, and
+    counts steps from 0. ``start``: the step of ``a`` at which ``b`` starts, if known.
 
     Raises:
         UserError: several steps fit, or none fits one of several optimizers.
@@ -94,10 +94,10 @@ def _without(row: Row, names: Container[str]) -> Row:
 
 
 def near_in(a: Recording, b: Recording) -> tuple[str, int, int] | None:
-    """Return which run, "A" or "B", probably started from a checkpoint between two
-    recorded steps of the other, by the distance of their parameters, and these steps.
-    If none: the run that starts near a later step of the other, and (step, step); else
-    None.
+    """Return (side, first, last): by the distances of parameters, run ``side`` ("A" or
+    "B") probably started from a checkpoint between the recorded steps ``first`` and
+    ``last`` of the other run. If none did: a run that starts near one later step, as
+    both ``first`` and ``last``; else None.
     """
     nearest = None
     for side, late, straight in (("B", b, a), ("A", a, b)):
@@ -195,9 +195,9 @@ def _from(recording: Recording, start: Starts, by: Starts) -> Recording:
 
 
 def scale_unlike(place: StepPair) -> Difference | None:
-    """Return the difference in the loss scale, if any: the ranks' own gradients, which
-    a loss scaler has not yet divided by its scale, differ by a factor. Call it if the
-    gradients after unscaling agree.
+    """Return the difference in the loss scale, or None: the ranks' own gradients, which
+    a loss scaler has not yet divided by its scale, differ by a factor. Requires that
+    the gradients after unscaling agree.
     """
     own = cause_in_own(place) if place.same_size else None
     if own is None or own.cause != Cause.OWN_SCALED:
@@ -211,7 +211,7 @@ def cause_of(
     resumed: Resumed, place: StepPair, first: Difference, is_start: bool
 ) -> Why:
     """Return the probable cause of the ``first`` difference after a resume;
-    ``is_start``: it is at the first step, which shows what was not restored.
+    ``is_start``: ``place`` is the first step, which shows what was not restored.
     """
     late = place.b if resumed.side == "B" else place.a
     kept = all(place.a[x]["moments"] == place.b[y]["moments"] for x, y in place.pairs)

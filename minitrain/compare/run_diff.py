@@ -57,8 +57,8 @@ ROUNDING = CLOSE_ADAPTIVE, FLOAT32.coarse_adaptive
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """Recorded entries of a run by kind, step and rank. ``by_design``: the reason, if
-    any, why its results depend on the world size; ``sampled``: tensors of a few steps,
+    """Recorded entries of a run by kind, step and rank. ``by_design``: the reason why
+    its results depend on the world size, or None; ``sampled``: tensors of a few steps,
     by STEP/KIND/NAME.
     """
 
@@ -81,9 +81,9 @@ class RunsCompared:
 
     ``first``: the first difference in recorded bits; ``losses``: pairs that differ, by
     step; ``states``: final states by file. ``rungs``: results of the tolerance checks;
-    ``is_coarse``: rounding to 16 bits may explain the gradients; ``by_design``: the
-    results depend on the world size. ``unlike_ranks``: by side, a rank that is not
-    complete or differs from rank 0; ``other_tensors``: other names, shapes or dtypes.
+    ``is_coarse``: rounding to 16 bits may explain the gradients; ``by_design``: results
+    depend on world size. ``unlike_ranks``: by side, a rank that is incomplete or
+    differs from rank 0; ``other_tensors``: names, shapes or dtypes differ.
     """
 
     world_sizes: tuple[int, int]
@@ -117,7 +117,7 @@ class RunsCompared:
 
     @property
     def equal(self) -> bool:
-        """Return whether the entries in both have the same bits."""
+        """Return whether entries that are in both runs have the same bits."""
         return not (self.first or self.losses or self.unlike_states)
 
     @property
@@ -130,7 +130,7 @@ class RunsCompared:
     @property
     def first_decides(self) -> bool:
         """Return whether the verdict is due to ``first``, and not to ranks that differ
-        within a run, or to what only one run has.
+        within a run, or to entries of only one run.
         """
         if self.same or self.unlike_ranks or not self.first:
             return False
@@ -159,7 +159,7 @@ class RunsCompared:
 
     @property
     def same(self) -> bool:
-        """Return whether both are the same computation."""
+        """Return whether the verdict is ``equal`` or ``within tolerance``."""
         return self.verdict in ("equal", "within tolerance")
 
 

@@ -1,10 +1,10 @@
 """Comparison of two training runs within the tolerances of the equivalence stage.
 
-Runs of other world sizes or strategies sum in another order, so their bits differ. The
+Runs of different world sizes or strategies sum in another order, so bits differ. The
 gradients of step 0, the state after the third step and the final state must be within
 the quick limits of the checks against one process (minitrain/proof/tolerances.py); no
-perturbed run measures how far rounding goes beyond. Since these limits are wide for
-AdamW, the first two steps are also checked against their own gradients.
+perturbed run shows how far rounding goes beyond. Since these limits are wide for AdamW,
+the first two steps are also checked against their own gradients.
 """
 
 from collections.abc import Mapping
@@ -41,9 +41,9 @@ ATOL = 1e-5
 def rungs_between(
     a: Tensors, b: Tensors, final: tuple[Tensors, Tensors], first: int = 0
 ) -> dict[str, Rung]:
-    """Compare the sampled tensors (by STEP/KIND/NAME) and ``final`` states of two runs,
-    in the order of the run, up to the first breach (a failed check). ``first`` is the
-    step from which gradients differ.
+    """Compare sampled tensors (by STEP/KIND/NAME) and ``final`` states of two runs, in
+    the order of the run, up to the first breach (a failed check). ``first`` is the step
+    from which gradients differ.
 
     Returns:
         Rungs (results of checks) by name; empty if a run has no step 0.
@@ -138,7 +138,7 @@ def _training(gradients: Tensors, before: Tensors, after: Tensors) -> Any:
 
 
 def sampled_at(prefix: str, sampled: Tensors) -> dict[str, Tensor]:
-    """Return the sampled tensors whose names begin with ``prefix``, without it."""
+    """Return the tensors whose names begin with ``prefix``, which is removed."""
     found = {n: t for n, t in sampled.items() if n.startswith(prefix)}
     return {name.removeprefix(prefix): tensor for name, tensor in sorted(found.items())}
 

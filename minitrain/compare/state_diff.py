@@ -195,8 +195,8 @@ def _hex(element: Tensor) -> str:
 
 @dataclass
 class FoldersCompared:
-    """The result of comparing two folders. ``states``: by path in the folder;
-    ``files``: for files that are no readable state, whether their bytes are equal.
+    """The result of comparing two folders. ``states``: results by path in the folder;
+    ``files``: for other files, whether their bytes are equal.
     """
 
     states: dict[str, Comparison] = field(default_factory=dict)
@@ -214,12 +214,11 @@ class FoldersCompared:
 
 def compare_folders(a: Path, b: Path, prefix: str = "") -> FoldersCompared:
     """Compare the states and other files that have the same path in both folders. The
-    name may differ if each folder has one state of several files. ``prefix`` is removed
-    from names of entries (:func:`read_state`).
+    only state of several files in each folder may have another name. ``prefix`` is
+    removed from names of entries (:func:`read_state`).
 
     Raises:
-        UserError: the folders have no state in common, or one of several files cannot
-            be read.
+        UserError: the folders share no state, or one of several files cannot be read.
     """
     parts = [dict(_parts(folder, folder)) for folder in (a, b)]
     ours, theirs = ({*found} for found in parts)

@@ -1,6 +1,6 @@
-"""States by name, and the alignment of two states whose names differ.
+"""States (checkpoints, model files) by name, and alignment of two whose names differ.
 
-A state is read from any of the :mod:`.formats`, ours or foreign.
+A state is read from any of the :mod:`.formats`, minitrain's or foreign.
 """
 
 import re
@@ -37,8 +37,8 @@ PLAIN = "without the words of wrappers in names"
 @dataclass(frozen=True)
 class State:
     """Entries of a file or a folder by name; names of nested entries are joined by
-    dots. ``tensors``: use :func:`loaded` to read one; ``objects``: the class path, by
-    name, of Python objects, not unpickled.
+    dots. ``tensors``: read one with :func:`loaded`; ``values``: other plain entries;
+    ``objects``: class paths of Python objects, which are not unpickled.
     """
 
     tensors: Mapping[str, Tensor | Unread]
@@ -46,8 +46,8 @@ class State:
     objects: Mapping[str, str] = field(default_factory=dict)
 
     def renamed(self, rename: Callable[[str], str | None]) -> "State":
-        """Return the state with new names, without entries that get None; the state
-        itself if two names would become one.
+        """Return the state with names ``rename(name)``, without entries that get None;
+        the state itself if two names would be equal.
         """
         pairs = [(rename(name), name) for name in (*self.tensors, *self.values)]
         names = {new: name for new, name in pairs if new is not None}
@@ -62,10 +62,10 @@ class State:
 
 
 def read_state(path: Path, prefix: str = "") -> State:
-    """Read the state at ``path``; a leading ``prefix`` is removed from names.
+    """Return the state at ``path``; a leading ``prefix`` is removed from names.
 
     Raises:
-        UserError: the state is empty, torn, of another kind, or needs code to be read,
+        UserError: it is empty, truncated, of an unknown format, needs code to be read,
             or has a tensor that is sparse, quantized, nested or on the meta device.
     """
     tensors: dict[str, Tensor | Unread] = {}
@@ -104,9 +104,8 @@ def _is_plain(tensor: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class Aligned:
-    """Two states with matching names; ``said`` are lines on the changes of names.
-    ``left``: if a model was found inside a checkpoint, the names of the entries outside
-    of it, in A and in B.
+    """Two states with matching names; ``said``: messages on changes of names. ``left``:
+    if a model was found inside a checkpoint, names of other entries, in A and in B.
     """
 
     a: State

@@ -32,14 +32,16 @@ UNITS = 64
 
 
 def at(place: StepPair, what: What, cause: Why, much: str, **more: Any) -> Difference:
-    """Return a Difference in ``what`` at the step of ``place``; ``more``: fields."""
+    """Return a Difference at the step of ``place``; ``much``: its size as text,
+    ``more``: other fields of the Difference.
+    """
     more |= {"optimizer": place.optimizer, "end": place.end}
     return Difference(place.step, what, cause, much, **more)
 
 
 def cause_in_data(place: StepPair, before: StepPair | None) -> Why:
-    """Return why the samples of a step differ; ``before`` is the recorded step before
-    (None: there is none). (For runs: diagnosis.cause_in_data.)
+    """Return why the samples of a step differ; ``before`` is the previous recorded
+    step, or None. (For runs: diagnosis.cause_in_data.)
     """
     a, b = samples(place.a), samples(place.b)
     inputs = [samples(rows, "unlabelled") for rows in (place.a, place.b)]
@@ -66,7 +68,7 @@ def cause_in_data(place: StepPair, before: StepPair | None) -> Why:
 
 
 def rates_unlike(place: StepPair) -> Difference | None:
-    """Return the difference in learning rates, if it is more than float32 rounding."""
+    """Return the difference in learning rates beyond float32 rounding, or None."""
     unlike = [(x, y) for x, y in place.pairs if not _same_rates(place.a[x], place.b[y])]
     if not unlike:
         return None
@@ -93,9 +95,7 @@ def _same_rates(a: Row, b: Row) -> bool:
 
 
 def settings_unlike(place: StepPair) -> Difference | None:
-    """Return the difference for the first parameter for which the optimizer has other
-    settings (weight decay, betas), if any.
-    """
+    """Return the difference in optimizer settings (weight decay, betas), or None."""
     found: dict[tuple[str, str], list[Pair]] = {}
     for x, y in place.pairs:
         a, b = settings_of(place.a[x]), settings_of(place.b[y])
@@ -123,9 +123,9 @@ def _same_setting(a: Any, b: Any) -> bool:
 def drift_of(
     place: StepPair, before: StepPair | None, found: Distance
 ) -> tuple[Why | None, float]:
-    """Return why the parameters drift apart, if it is a pattern that rounding does not
-    make (steps of another length, another weight decay), else None; and the distance
-    that the steps since ``before`` add, as a share of their length.
+    """Return the cause of a drift of parameters that rounding cannot make (steps of
+    another length, another weight decay), else None; and the distance that the steps
+    since ``before`` (the previous recorded step) add, as a share of their length.
     """
     if before is None:
         names = common(*(row["parameters"] for row in place.first))
@@ -166,9 +166,9 @@ def _of_decay(
 
 
 def still_in_one(place: StepPair) -> tuple[str, str, list[Pair]] | None:
-    """Return the first tensor that is updated in A or B only, the side on which it is
-    not, and the pairs of ranks, if both have a gradient for it that is more than noise;
-    else None.
+    """Return the first tensor that only one run updates, the side that does not update
+    it, and the pairs of ranks; None if there is none. Tensors count if both runs have a
+    gradient for them that is more than noise.
 
     Limits are wide for a small tensor, since under Adam rounding alone may carry it
     far; but rounding does not stop it, if the step is long enough.
@@ -201,8 +201,8 @@ def _must_move(place: StepPair, row: Row, name: str) -> bool:
 
 
 def state_unlike(place: StepPair) -> Difference | None:
-    """Return the difference for the first parameter whose optimizer state has other
-    bits, if any; a sharded state is compared shard by shard.
+    """Return the difference in the first parameter whose optimizer state has different
+    bits, or None; a sharded state is compared shard by shard.
     """
     of_a, of_b = (state_held(rows) for rows in (place.a, place.b))
     for name in {**of_a, **of_b}:
@@ -229,9 +229,7 @@ def state_held(rows: RowsByRank) -> dict[str, dict[int, str]]:
 
 
 def also_unlike(place: StepPair) -> Difference | None:
-    """Return the difference for the first tensor with other bits in the modules that
-    are recorded with ``also=``, if any.
-    """
+    """Return the first difference in modules recorded with ``also=``, or None."""
     for x, y in place.pairs:
         a, b = (row.get("also", {}) for row in (place.a[x], place.b[y]))
         for name in common(a, b):
@@ -241,9 +239,9 @@ def also_unlike(place: StepPair) -> Difference | None:
 
 
 def buffers_unlike(place: StepPair, exact: bool) -> Difference | None:
-    """Return the difference for the buffer that is farthest apart, if any: by any bit
-    if all before it is ``exact`` (equal bits), else by more than rounding to 16 bits,
-    and then it is sure only if the buffer is finite in one run only.
+    """Return the difference in the buffer that is farthest apart, or None. If ``exact``
+    (all compared before has equal bits), any bit counts; else only more than rounding
+    to 16 bits, which is sure only if the buffer is finite in one run only.
     """
     far: dict[str, dict[int, float]] = {}
     for rank, _ in place.pairs:
@@ -277,8 +275,8 @@ def buffers_unlike(place: StepPair, exact: bool) -> Difference | None:
 
 def share_apart(a: Row | None, b: Row | None) -> float:
     """Return the distance of two fingerprints of a tensor, as a share of the larger
-    norm; 0 for equal bits only, infinity if one is None, of integers or alone not
-    finite, NaN if both are not finite.
+    norm: 0 only for equal bits; infinity if one is None, of integers, or the only one
+    not finite; NaN if both are not finite.
     """
     if a and b and a["hash"] == b["hash"]:
         return 0.0
@@ -294,7 +292,7 @@ def share_apart(a: Row | None, b: Row | None) -> float:
 
 
 def rest_is_equal(place: StepPair) -> bool:
-    """Return whether samples and learning rates are equal, and at equal world sizes
+    """Return whether samples and learning rates are equal, and if the world sizes are,
     also the optimizer's state and buffers.
     """
     if samples(place.a) != samples(place.b):

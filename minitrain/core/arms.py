@@ -1,4 +1,4 @@
-"""Arms of the baseline stage: the configurations timed side by side. Without torch."""
+"""Arms of the baseline stage: configurations that it times. Does not import torch."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ class Kind(StrEnum):
 class BaselineArm:
     """Timed configuration (arm) of the baseline stage.
 
-    ``twin_of`` is the name of the identical arm that it duplicates (A/A test), or
+    ``twin_of``: name of the arm that this one repeats to measure noise (A/A test), else
     empty. ``timed``: run with the timestamps and hooks that the training stage uses.
     """
 
@@ -33,17 +33,19 @@ class BaselineArm:
 
     @property
     def alone(self) -> bool:
-        """True for a single process without a process group."""
+        """True if the arm is a single process without a process group."""
         return self.kind in (Kind.ONE_PROCESS, Kind.ALL_CORES)
 
     @property
     def is_result(self) -> bool:
-        """False for duplicates that measure the noise floor or the timing overhead."""
+        """False if the arm only measures the noise floor or the overhead of timing."""
         return not self.twin_of and not self.timed
 
 
 def baseline_arms(world_sizes: Iterable[int]) -> list[BaselineArm]:
-    """Return arms for gloo ``world_sizes``, for one process, and A/A duplicates."""
+    """Return the arms: one process, with the configured number of threads and with all
+    cores; gloo at each of ``world_sizes``, with and without communication; duplicates.
+    """
     sizes = sorted({*world_sizes} - {1}) or [1]
     ours = [
         BaselineArm(f"gloo-{size}{suffix}", kind, size)

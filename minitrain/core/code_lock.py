@@ -15,7 +15,7 @@ _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def syntax_hash(source: str) -> str:
-    """Hash ``source``, ignoring comments, docstrings and layout: 16 hex digits.
+    """Return a hash (16 hex digits) of code, without comments, docstrings and layout.
 
     Raises:
         SyntaxError: ``source`` is not valid Python.
@@ -37,9 +37,7 @@ def _shape(node: Any) -> Any:
 
 
 def lock_of(root: Path, files: Iterable[str]) -> dict[str, str]:
-    """Return hashes by path for ``files``, paths relative to ``root``; missing files
-    are omitted.
-    """
+    """Return the :func:`syntax_hash` by path of those ``files`` that ``root`` has."""
     there = [file for file in sorted(files) if (root / file).is_file()]
     return {file: syntax_hash((root / file).read_text("utf-8")) for file in there}
 
@@ -52,7 +50,7 @@ def read_lock(file: Path) -> dict[str, str]:
 
 
 def lock_text(lock: Mapping[str, str]) -> str:
-    """Format ``lock`` as the content of a ``code.lock``."""
+    """Return the content of a ``code.lock`` for ``lock``, hashes by path."""
     return "".join(f"{value}  {path}\n" for path, value in sorted(lock.items()))
 
 

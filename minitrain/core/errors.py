@@ -31,9 +31,8 @@ NO_PROCESS = "cannot start a process or thread; `ulimit -u` limits them"
 
 
 class UserError(Exception):
-    """A mistake that the user can fix, described in one line.
-
-    The line names the file, the key or line number, the value and the allowed values.
+    """A mistake that the user can fix. Its message, one line, names the file, the key
+    or line number, the value and the allowed values.
     """
 
     exit_code = EXIT_USER
@@ -47,7 +46,7 @@ class Mistakes(UserError):
 
 
 class EvidenceError(Exception):
-    """A check of a finished run failed; the line names the difference."""
+    """A check of a finished run failed; the message, one line, names the difference."""
 
     exit_code = EXIT_EVIDENCE
 
@@ -67,11 +66,11 @@ def did_you_mean(word: str, allowed: Iterable[str]) -> str:
 
 
 class RankError(Exception):
-    """A rank failed or timed out; the line names it.
+    """A rank failed or timed out; the message, one line, names the rank.
 
-    Two failures with equal ``what`` (the cause without names and locations) and
-    ``step`` are the same failure. ``of_another``: it failed because of another
-    rank, maybe on another host. ``__notes__`` holds its traceback, if any.
+    ``what`` is the cause without names and locations; errors with equal ``what`` and
+    ``step`` count as the same failure. ``of_another``: another rank caused the failure,
+    maybe on another host. ``__notes__`` holds the traceback of the rank, if any.
     """
 
     exit_code = EXIT_USER
@@ -84,7 +83,7 @@ class RankError(Exception):
 
 
 def is_disk_full(error: BaseException | None) -> bool:
-    """Return True if ``error``, or one that it was raised from, reports a full disk."""
+    """Return True if ``error``, or an exception that caused it, reports a full disk."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in DISK_FULL:
             return True
@@ -95,7 +94,7 @@ def is_disk_full(error: BaseException | None) -> bool:
 
 
 def disk_full(path: Path) -> str:
-    """Return the reason why ``path`` cannot be written, with the free space in MB."""
+    """Return the message that no space is left to write ``path``, with the MB free."""
     there = next(one for one in (path, *path.absolute().parents) if one.exists())
     free = shutil.disk_usage(there).free / 1e6
     return f"no space left on the disk: it needs more than the {free:.1f} MB free there"
@@ -112,8 +111,8 @@ def describe_os_error(error: OSError) -> str:
 
 
 def require_packages(names: str = PACKAGES) -> None:
-    """Exit with one line if a package of ``names``, which `make` installs, is missing.
-    Call it before importing any of them.
+    """Exit with an error message if one of the packages in ``names``, separated by
+    spaces, is not installed. Call this before importing any of them.
     """
     if missing := [name for name in names.split() if find_spec(name) is None]:
         start = f"{sys.executable}: missing packages {', '.join(missing)}"
@@ -121,7 +120,7 @@ def require_packages(names: str = PACKAGES) -> None:
 
 
 def run_stage(main: Callable[[], None]) -> None:
-    """Run ``main`` and exit with the code of its outcome.
+    """Run ``main``, the body of a stage; if it fails, exit with the error's exit code.
 
     A user's mistake, an operating-system error or a failed rank is reported as one line
     on stderr (MINITRAIN_TRACEBACK=1 adds a rank's traceback), and so are SIGINT,

@@ -93,7 +93,7 @@ def _put(temporary: Path, path: Path) -> None:
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """Yield a temporary sibling of ``path`` that is renamed to ``path`` on success.
+    """Context manager: yield a temporary path, which is renamed to ``path`` on success.
 
     The body may create a file or a folder there, which is synced before the rename.
     Replaces an existing ``path`` and removes temporary files of killed writers.
@@ -125,7 +125,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Convert any error caused by a full disk while writing ``path`` to a UserError."""
+    """Context manager: raise UserError if writing ``path`` fails due to a full disk."""
     try:
         yield
     except Exception as error:
@@ -136,8 +136,8 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def open_atomic(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
-    """Open ``path`` for writing through :func:`atomic_path`; mode ``"w"`` for UTF-8
-    text, ``"wb"`` for bytes.
+    """Context manager: open ``path`` for writing through :func:`atomic_path`, which
+    replaces it on success. ``mode``: ``"w"`` for UTF-8 text, ``"wb"`` for bytes.
     """
     encoding = None if "b" in mode else "utf-8"
     with (
@@ -158,8 +158,8 @@ def require_regular(path: Path, most: int | None = None) -> Path:
     """Return ``path`` if it is a regular file or a folder.
 
     Raises:
-        UserError: it is a pipe, device or socket, or is larger than ``most`` bytes.
-        OSError: it does not exist or is not accessible.
+        UserError: ``path`` is a pipe, device or socket, or larger than ``most`` bytes.
+        OSError: ``path`` does not exist or is not accessible.
     """
     found = path.stat()
     # opening a folder fails later with a clear message
@@ -171,8 +171,8 @@ def require_regular(path: Path, most: int | None = None) -> Path:
 
 
 def nearest_file(path: Path, but: Collection[Path] = ()) -> str:
-    """Return " (did you mean X?)" with the sibling of ``path`` of the closest name,
-    excluding ``but``; empty if none is close or ``path`` exists.
+    """Return " (did you mean X?)" with the file in the folder of ``path`` that has the
+    closest name, excluding ``but``; empty if none is close or ``path`` exists.
     """
     siblings = {one.name for one in path.parent.glob("*") if one not in but}
     if path.name in siblings:
@@ -184,8 +184,8 @@ def nearest_file(path: Path, but: Collection[Path] = ()) -> str:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Convert any error but OSError while reading ``path``, which a stage wrote, to a
-    UserError that reports the file as damaged.
+    """Context manager for reading ``path``, a file that a stage wrote: convert errors
+    to a UserError that reports a damaged file, except an OSError that names a file.
     """
     try:
         yield
@@ -204,8 +204,8 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def read_json(path: Path, *keys: str) -> Any:
-    """Read one JSON document (UTF-8); raises UserError if it is not valid JSON or
-    one of ``keys`` is missing.
+    """Return the JSON document in ``path``; raises UserError if it is not valid JSON in
+    UTF-8, or one of ``keys`` is missing.
     """
     with reading(path):
         text = require_regular(path, MOST_OF_INDEX).read_text(encoding="utf-8")
@@ -221,7 +221,7 @@ def _require(row: Any, keys: Iterable[str]) -> None:
 
 
 def write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    """Write one JSON object per line; raises ValueError for NaN and infinity."""
+    """Write ``rows`` as JSON, one per line; raises ValueError for NaN and infinity."""
     with open_atomic(path) as file:
         for row in rows:
             file.write(json.dumps(row, allow_nan=False, ensure_ascii=False) + "\n")
@@ -241,7 +241,7 @@ def each_row(path: Path, *keys: str) -> Iterator[dict[str, Any]]:
 
 
 def each_line(file: IO[AnyStr]) -> Iterator[AnyStr]:
-    """Yield lines; raises ValueError for one longer than :data:`LONGEST_LINE`."""
+    """Yield the lines of ``file``; ValueError for one over :data:`LONGEST_LINE`."""
     while line := file.readline(LONGEST_LINE + 1):
         if len(line) > LONGEST_LINE:
             raise ValueError(f"a line of more than {LONGEST_LINE >> 20} MiB")
@@ -254,8 +254,8 @@ def read_jsonl(path: Path, *keys: str) -> list[dict[str, Any]]:
 
 
 def read_csv(path: Path, *columns: str) -> "pd.DataFrame":
-    """Read a CSV file with a header; raises UserError if it is not valid CSV, one of
-    ``columns`` is missing, a column mixes text and numbers, or it is truncated.
+    """Return the table in a CSV file with a header. Raises UserError if the file is not
+    valid or is truncated, has not all ``columns``, or a column mixes text and numbers.
     """
     # slow to import, and not needed by the stages about text
     import pandas as pd

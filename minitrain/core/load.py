@@ -35,9 +35,7 @@ class Usage:
 
     @classmethod
     def now(cls, *, with_children: bool = False) -> Self:
-        """Read the counters; ``with_children`` includes child processes that have
-        exited.
-        """
+        """Return the usage so far; ``with_children`` adds exited child processes."""
         busy, steal = _cores_s()
         at, own = time.perf_counter(), time.process_time()
         switches = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
@@ -71,8 +69,8 @@ def taken(load: Mapping[str, Any]) -> float:
 
 
 def load_of(ranks: Iterable[Usage]) -> dict[str, Any]:
-    """Return the load of a machine during a measurement from the usage of each rank on
-    it, by :meth:`Usage.since`.
+    """Return the CPU load of this machine during a measurement, given the usage of each
+    rank on it in that time, from :meth:`Usage.since`.
 
     ``others_share`` (processes that are not ranks) and ``steal_share`` (hypervisor) are
     fractions of the time of all cores; ``load_average`` covers the last minute.

@@ -37,7 +37,9 @@ class Environment(Section):
 
 
 class Corpus(Section):
-    """Source of samples: a verb table (.csv) for the grammar, or your own text."""
+    """Source of samples: your own text, or a verb table (.csv), from which the grammar
+    generates ``num_sentences`` sentences.
+    """
 
     source: str
     seed: Seed
@@ -58,7 +60,7 @@ class Shard(Section):
 
 class Model(Section):
     """Model sizes (``block_size`` in tokens) and ``factory``, the function that builds
-    the model. Stages depend on ``file``, which defines it, and ``deps``, its imports.
+    the model. ``file`` defines it and ``deps`` is code that it imports; both are paths.
     """
 
     file: str
@@ -81,9 +83,12 @@ class Model(Section):
 
 
 class Train(Section):
-    """Options of a training run; batch sizes are in samples, ``bucket_cap_mb`` in MiB.
-
-    Exactly one of ``num_steps`` and ``num_epochs`` is None.
+    """Options of a training run. Exactly one of ``num_steps`` and ``num_epochs`` is
+    None. ``num_warmup_steps``: first steps, excluded from timings;
+    ``global_batch_size``: samples per step of all ranks; ``sync``: strategy that
+    synchronizes gradients; ``logical_shards``: number of parts of a batch, for
+    invariant strategies; ``bucket_cap_mb``: size of DDP's buckets in MiB;
+    ``hash_every``: number of steps between hashes of all tensors.
     """
 
     seed: Seed
@@ -146,7 +151,7 @@ class Baseline(Section):
 
 
 class Equivalence(Section):
-    """Absolute tolerance ``atol`` of parameters against the one-process run."""
+    """Absolute tolerance ``atol`` for differences of parameters from one process."""
 
     atol: PositiveFloat
 
@@ -189,7 +194,7 @@ class Params(Section):
         return self
 
     def with_train(self, **changes: Any) -> "Params":
-        """Return a copy with unvalidated ``changes`` to ``train``."""
+        """Return a copy with ``changes`` to section ``train``, without validation."""
         return self.model_copy(update={"train": self.train.model_copy(update=changes)})
 
     def at(self, folder: Path) -> "Params":
@@ -226,7 +231,7 @@ class Params(Section):
 
 
 def load_params(path: Path) -> Params:
-    """Read and validate ``path``; raises UserError if it is missing or invalid."""
+    """Return the parameters in ``path``; UserError if it is missing or invalid."""
     require_root(path)
     return load(path, Params)
 

@@ -13,12 +13,12 @@ LONGEST_LINE = 2000
 
 
 def printable(line: str) -> str:
-    """Escape one line for a terminal and shorten it to :data:`LONGEST_LINE`."""
+    """Return ``line`` escaped for a terminal, shortened to :data:`LONGEST_LINE`."""
     return "".join(map(_escaped, shortened(line, LONGEST_LINE)))
 
 
 def as_lines(lines: Iterable[str]) -> str:
-    """Escape and join ``lines``; a line break within a line is escaped, too."""
+    """Return ``lines``, escaped and joined; line breaks within a line are escaped."""
     return "\n".join(map(printable, lines))
 
 

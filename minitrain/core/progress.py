@@ -34,10 +34,8 @@ def progress(
     show: bool = True,
     initial: int = 0,
 ) -> Iterator[T]:
-    """Iterate over ``items`` and, if ``show``, report progress on stderr.
-
-    ``total`` is the number of items if they have no length; ``initial`` of them were
-    done before.
+    """Iterate over ``items`` and, if ``show``, report progress on stderr. ``total`` is
+    the number of items if they have no length; ``initial`` of them were done before.
     """
     lines: dict[str, Any] = {
         "file": _Lines(),

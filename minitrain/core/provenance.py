@@ -61,8 +61,8 @@ def provenance(script: Path, gpu: str | None = None) -> dict[str, Any]:
     """Return machine, time (UTC) and code of a measurement made by ``script``.
 
     ``git_commit`` is None outside a git repository and ends in ``-dirty`` if code
-    differs from the commit. The script of a study gets ``code``, the hashes in its
-    ``code.lock``; another gets ``code_sha256``, see :func:`code_sha256`.
+    differs from the commit. For the script of a study, ``code`` holds the hashes in its
+    ``code.lock``; for other scripts, ``code_sha256`` is the :func:`code_sha256`.
     """
     lock = read_lock(script.resolve().parent / "code.lock")
     return {
@@ -105,13 +105,13 @@ def bits_depend_on(threads: int) -> dict[str, Any]:
 
 
 def require_same_build(named: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raise UserError if the :func:`bits_depend_on` of runs (by file name) differ."""
+    """Raise UserError if runs, by file name, differ in their :func:`bits_depend_on`."""
     _require_same(named, "bits of different machines are not compared; make both here")
 
 
 def require_one_machine(measurements: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raise UserError if measurements (by name) come from several machines, as when
-    DVC's run cache restored old timings.
+    """Raise UserError if the ``measurements``, each a :func:`provenance` by name, come
+    from several machines, as when DVC's run cache restored old timings.
     """
     machines = {name: one["machine"] for name, one in measurements.items()}
     _require_same(machines, "measured on another machine; repeat it")
@@ -129,7 +129,7 @@ def _require_same(named: Mapping[str, Mapping[str, Any]], why: str) -> None:
 
 
 def measured_where(origin: Mapping[str, Any]) -> str:
-    """Describe a :func:`provenance` in one sentence: date, machine and torch."""
+    """Return date, machine and torch of a :func:`provenance` as one sentence."""
     machine = origin["machine"]
     device = machine["gpu"] or f"{machine['cpu']}, {machine['cores']} cores"
     return (

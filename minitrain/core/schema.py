@@ -66,7 +66,8 @@ S = TypeVar("S", bound=Section)
 class Problem(UserError, ValueError):
     """UserError that pydantic collects as a validation error of a section.
 
-    ``key`` is relative to the section that raises it; :func:`load` adds the prefix.
+    ``key`` is relative to the section that raises the error (:func:`load` adds the
+    prefix); ``allowed`` describes the allowed values.
     """
 
     # args only, so that it can be pickled in a rank
@@ -79,10 +80,8 @@ class Problem(UserError, ValueError):
 
 
 def load(path: Path, schema: type[S]) -> S:
-    """Read and validate ``path``, a YAML file of sections.
-
-    Raises UserError (one line per mistake) if the file is missing, is not YAML, or does
-    not match ``schema``.
+    """Return ``path``, a YAML file of sections, as an object of ``schema``. Raises
+    UserError (one line per mistake) if it is missing, not YAML, or does not match.
     """
     # installed only with the extra `lab`
     from ruamel.yaml import YAML

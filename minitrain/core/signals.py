@@ -33,14 +33,14 @@ class Stopped(KeyboardInterrupt):
 
 
 def stopped_by(number: int) -> tuple[str, int]:
-    """Return the line and exit code of a stage terminated by signal ``number``."""
+    """Return message and exit code for a stage that signal ``number`` terminated."""
     by = signal.Signals(number).name
     line = "interrupted" if number == signal.SIGINT else f"stopped by {by}"
     return line, 128 + number
 
 
 def say(line: str, code: int) -> int:
-    """Print ``line`` as an error on stderr, unless it is closed; return ``code``."""
+    """Print ``line`` as an error on stderr, if it can be written; return ``code``."""
     with suppress(OSError):
         print(f"error: {line}", file=sys.stderr, flush=True)
     return code
@@ -55,8 +55,8 @@ def end_with_launcher() -> None:
 
 
 def begin_stage() -> None:
-    """Have the kernel send SIGTERM to this stage when DVC exits, and until
-    :func:`stoppable` takes over, exit on a signal with one line.
+    """Have the kernel send SIGTERM to this stage when DVC exits. Until
+    :func:`stoppable` takes over, signals print one line and exit the process.
     """
     for number in STOPS:
         # signals that the caller ignores stay ignored: nohup, or & in a script
@@ -75,11 +75,11 @@ def _end_with(parent: int, number: int) -> None:
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Raise :class:`Stopped` in a stage on the first signal; the process is killed if
-    cleanup takes longer than GRACE_S.
+    """Context manager for the body of a stage: raise :class:`Stopped` on the first
+    SIGTERM, SIGHUP or SIGINT; the process is killed if cleanup exceeds GRACE_S seconds.
 
-    Has no effect in a rank, which exits immediately since others wait for it, and for
-    signals that the caller ignores, as with ``nohup``.
+    Has no effect in a rank, which exits immediately since other ranks wait for it, and
+    for signals that the caller ignores, as with ``nohup``.
     """
     is_rank = os.environ.get(LAUNCHER_PID) == str(os.getppid())
     if is_rank or threading.current_thread() is not threading.main_thread():

@@ -24,8 +24,8 @@ class MicroBatch:
     """Input of one forward and backward pass.
 
     ``inputs`` hold ``num_targets`` of the ``global_targets`` real targets (not
-    padding) of the global batch. ``digests`` are the SHA-256 of each sample as an
-    integer, ``step`` counts from 0 over all epochs, ``shard`` holds the samples.
+    padding) of the global batch. ``digests``: SHA-256 of each sample as an integer;
+    ``step``: number from 0 over all epochs; ``shard``: index of the samples' shard.
     """
 
     step: int
@@ -37,15 +37,15 @@ class MicroBatch:
 
 
 def causal_lm_loss(model: nn.Module, inputs: Any) -> Tensor:
-    """Call ``model(**inputs)`` and return its 0-dim ``loss``, a mean over targets."""
+    """Return the ``loss`` of ``model(**inputs)``: 0-dim, the mean over targets."""
     loss: Tensor = model(**inputs).loss
     return loss
 
 
 @dataclass(frozen=True)
 class ShardFiles:
-    """Source of batches: the files that the shard stage wrote for ``num_files`` ranks.
-    The number of shards must be a multiple of ``num_files``.
+    """Source of batches: ``folder``, which the shard stage wrote for ``num_files``
+    ranks. The number of shards must be a multiple of ``num_files``.
     """
 
     folder: Path
@@ -61,8 +61,8 @@ class ShardFiles:
         num_micro_batches: int = 1,
         device: torch.device | None = None,
     ) -> "RankBatches":
-        """Open the batches of ``shards`` out of ``num_shards``, each split into
-        ``num_micro_batches``, on ``device`` (default: CPU).
+        """Return the batches of ``shards`` (indices, out of ``num_shards``), with
+        ``num_micro_batches`` per shard and step, on ``device`` (None: CPU).
         """
         return RankBatches(self, shards, num_shards, num_micro_batches, device)
 
@@ -80,12 +80,12 @@ class ShardFiles:
 
 
 class RankBatches:
-    """Batches of the ``shards`` (out of ``num_shards``) that one process computes.
+    """Batches of ``shards``, out of ``num_shards``, that one process computes.
 
     ``inputs`` are ``input_ids`` and ``labels``, int64 of shape (B, block_size), with
     padding as -100 in the labels. A sample's digest covers its corpus position and its
-    tokens. An empty micro-batch gets a filler sample with a ``num_targets`` of 0, so
-    that the rank still takes part in the synchronization.
+    tokens. A micro-batch without samples gets a filler sample and a ``num_targets`` of
+    0, so that the rank still takes part in the synchronization.
 
     Raises:
         UserError: there are fewer samples than shards.
@@ -156,7 +156,7 @@ class RankBatches:
         )
 
     def loss(self, model: nn.Module, inputs: Any) -> Tensor:
-        """See :func:`causal_lm_loss`."""
+        """Return the :func:`causal_lm_loss` of ``inputs``."""
         return causal_lm_loss(model, inputs)
 
 

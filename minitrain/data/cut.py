@@ -13,7 +13,7 @@ from minitrain.data.batches import IGNORE_INDEX, MicroBatch, RankBatches, ShardF
 
 @dataclass(frozen=True)
 class InMemory:
-    """Source of global batches in memory, one per step, in a cycle.
+    """Source of global batches in memory, one per step, repeated cyclically.
 
     A batch is a tensor, or a nested list, tuple or mapping of tensors.
     ``loss(model, inputs)`` returns the mean loss over the targets of a batch or
@@ -31,7 +31,7 @@ class InMemory:
         num_micro_batches: int = 1,
         device: torch.device | None = None,
     ) -> "CutBatches":
-        """See :meth:`ShardFiles.open`; tensors stay on their device."""
+        """Return batches as :meth:`ShardFiles.open` does; ``device`` is ignored."""
         return CutBatches(self, shards, num_shards, num_micro_batches)
 
     def smaller(self) -> int | None:
@@ -40,15 +40,15 @@ class InMemory:
         return next((i for i, size in enumerate(sizes) if size < sizes[0]), None)
 
     def digest(self) -> int:
-        """Return a 64-bit hash of the data: of its first sample only."""
+        """Return a 64-bit hash of the first sample, which stands for the data."""
         first = [tensor[0] for tensor in tensors_of(self.batches[0])]
         return content_digest(first) >> 192
 
 
 @dataclass
 class CutBatches:
-    """Batches of ``shards``: shard s holds every ``num_shards``-th sample of a global
-    batch, starting at sample s.
+    """Batches of ``shards`` for one process: shard s holds every ``num_shards``-th
+    sample of a global batch, starting at sample s.
     """
 
     data: InMemory
@@ -57,7 +57,7 @@ class CutBatches:
     num_micro_batches: int
 
     def micro_batches(self, step: int) -> list[MicroBatch]:
-        """See :meth:`RankBatches.micro_batches`."""
+        """Return the micro-batches of ``step``, shard by shard."""
         whole = self.data.batches[step % len(self.data.batches)]
         global_targets, count = self.data.count(whole), self.num_micro_batches
         return [
@@ -75,7 +75,7 @@ class CutBatches:
         ]
 
     def loss(self, model: nn.Module, inputs: Any) -> Tensor:
-        """Return the mean loss over the targets of ``inputs``: 0-dim, with a graph."""
+        """Return the mean loss over the targets of ``inputs``, a 0-dim tensor."""
         return self.data.loss(model, inputs)
 
 
@@ -85,7 +85,7 @@ Batches = RankBatches | CutBatches
 
 
 def cut(batch: Any, index: int, count: int) -> Any:
-    """Slice all tensors in ``batch`` with ``[index::count]``, keeping its structure."""
+    """Return ``batch`` with each tensor sliced by ``[index::count]``."""
     if isinstance(batch, Tensor):
         # a model may call view() on it
         return batch[index::count].contiguous()
@@ -110,8 +110,8 @@ def tensors_of(batch: Any) -> list[Tensor]:
 
 
 def count_targets(batch: Any) -> int:
-    """Count the targets of ``batch``: the labels (B, T) other than -100, without the
-    first of each row; the number of samples if there are no labels.
+    """Return the number of targets of ``batch``: labels (B, T) other than -100, except
+    the first of each row; if there are no labels, the number of samples.
     """
     if isinstance(batch, Mapping) and "labels" in batch:
         labels: Tensor = batch["labels"]

@@ -13,7 +13,7 @@ SampleIds = npt.NDArray[np.int64]
 
 
 class GlobalOrder:
-    """Global batches of sample ids, shuffled by ``seed`` and epoch."""
+    """Global batches of sample ids, shuffled by ``seed`` and epoch (initially 0)."""
 
     def __init__(self, num_samples: int, global_batch_size: int, seed: int) -> None:
         self.num_samples = num_samples
@@ -26,7 +26,7 @@ class GlobalOrder:
         return steps_per_epoch(self.num_samples, self.global_batch_size)
 
     def set_epoch(self, epoch: int) -> None:
-        """Shuffle for ``epoch``; deterministic for each epoch."""
+        """Shuffle for ``epoch``: the same order for the same epoch and seed."""
         self.epoch = epoch
         rng = np.random.default_rng([self.seed, epoch])
         width = min(self.global_batch_size, self.num_samples)
@@ -49,5 +49,5 @@ def steps_per_epoch(num_samples: int, global_batch_size: int) -> int:
 
 
 def rank_part(batch: SampleIds, rank: int, world_size: int) -> SampleIds:
-    """Return the ids in a global ``batch`` that are in the shard of ``rank``."""
+    """Return the sample ids in a global ``batch`` that are in the shard of ``rank``."""
     return batch[batch % world_size == rank]

@@ -1,8 +1,8 @@
 """Shards: assignment of samples to ranks, and their format on disk.
 
 Sample i belongs to rank ``i % world_size``. A shard is a pair of memory-mapped .npy
-files, so a training process holds no tokens in memory; its order of samples takes 4
-bytes for each. Writing shards holds all tokens in memory, one byte each.
+files, so a training process holds no tokens in memory, only the order of samples, 4
+bytes per sample. Writing shards holds all tokens in memory, one byte each.
 """
 
 import hashlib
@@ -81,8 +81,8 @@ def make_shard(rank: int, world_size: int, samples: SliceableT) -> SliceableT:
 def tokenize_corpus(
     texts: Iterable[str], block_size: int, policy: LongSamples
 ) -> tuple[Samples, int]:
-    """Return the tokens of ``texts`` and the number of texts longer than the block,
-    which :func:`~minitrain.data.text.fit_to_block` splits or cuts.
+    """Return the tokens of ``texts``, and the number of texts with over ``block_size``
+    tokens, which :func:`~minitrain.data.text.fit_to_block` splits or cuts.
     """
     tokens, offsets, num_long = bytearray(), [0], 0
     for text in texts:
@@ -95,8 +95,8 @@ def tokenize_corpus(
 
 
 def write_shards(folder: Path, samples: Samples, world_size: int) -> None:
-    """Write the shards of ``world_size`` ranks into the new ``folder``, and index.json:
-    counts, first texts, SHA-256s, and the hash of the samples put back in order.
+    """Write the shards of ``world_size`` ranks into the new ``folder``, with each
+    sample's number of targets (targets.npy) and index.json: counts, texts, SHA-256s.
 
     Raises:
         EvidenceError: the reassembled samples differ from ``samples``; their equality
@@ -145,9 +145,9 @@ def _save(path: Path, array: npt.NDArray[Any]) -> None:
 
 
 def deal_back(shards: list[Samples]) -> str:
-    """Return the SHA-256 of the samples reassembled from the shards of all ranks. It
-    equals :meth:`Samples.sha256` of the corpus only if they hold each sample once, and
-    is "unequal shards" if their sizes do not fit.
+    """Return the SHA-256 of the samples reassembled from the ``shards`` of all ranks:
+    :meth:`Samples.sha256` of the corpus only if the shards hold each sample once;
+    "unequal shards" if their sizes are not as :func:`make_shard` would make them.
     """
     total, world_size = sum(map(len, shards)), len(shards)
     lengths = np.empty(total, np.int64)
@@ -185,7 +185,7 @@ def _open_array(path: Path) -> Any:
 
 
 def open_targets(folder: Path) -> npt.NDArray[np.uint32]:
-    """Memory-map the number of targets of every sample in the corpus, uint32 (n,)."""
+    """Return the memory-mapped number of targets of each corpus sample, uint32 (n,)."""
     targets: npt.NDArray[np.uint32] = _open_array(folder / "targets.npy")
     return targets
 

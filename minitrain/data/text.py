@@ -19,7 +19,7 @@ LongSamples = Literal["split", "cut"]
 
 
 def read_corpus(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield one object with a ``text`` per sample of a .txt or .jsonl file.
+    """Yield a dict with a ``text`` for each sample of a .txt or .jsonl file.
 
     A .txt file holds one sample per line, a .jsonl file objects with a non-blank
     ``text`` and further keys as labels. Blank lines are skipped. Raises UserError with
@@ -77,9 +77,9 @@ def tokenize(text: str) -> bytes:
 
 
 def fit_to_block(tokens: bytes, block_size: int, policy: LongSamples) -> list[bytes]:
-    """Fit ``tokens`` into samples of at most ``block_size`` tokens. ``cut`` keeps the
-    first block only. ``split`` keeps all blocks, each starting with the last token of
-    the previous one, so that every token but the first is a target exactly once.
+    """Return ``tokens`` as samples of at most ``block_size`` tokens. ``policy``:
+    ``"cut"`` keeps only the first block; ``"split"`` keeps all blocks, each starting
+    with the previous one's last token: each token but the first is a target once.
     """
     if len(tokens) <= block_size:
         return [tokens]

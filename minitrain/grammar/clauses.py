@@ -1,7 +1,7 @@
 """Clauses: auxiliaries and word order by tense and person.
 
 A ``Frame`` is a clause without its verb and complement. Frames depend only on the
-``Kind`` of a verb, so a few tables serve all verbs.
+``Kind`` of a verb, so verbs of the same kind share their frames.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ BASE, THIRD, PAST, PARTICIPLE, ING, NO_FORM = range(6)
 
 
 class Tense(NamedTuple):
-    """Finite auxiliary, the ``rest`` of the auxiliaries, and the index of the form."""
+    """Tense: first auxiliary, further ones (``rest``), ``form``: BASE to NO_FORM."""
 
     auxiliary: str
     rest: str
@@ -58,7 +58,7 @@ _ENCLITIC = {
 
 
 class Kind(NamedTuple):
-    """Properties of a verb that determine its frames: "be" or its classes."""
+    """Properties of a verb that determine its frames: the verb "be", verb classes."""
 
     be: bool = False
     stative: bool = False
@@ -81,13 +81,13 @@ class Frame(NamedTuple):
 
 
 def kind_of(lemma: str) -> Kind:
-    """Look up the kind of a verb by its lemma; unknown lemmas are ordinary verbs."""
+    """Return the kind of the verb ``lemma``; unknown lemmas are ordinary verbs."""
     classes = [lemma in VOCABULARY[f"{name} verbs"] for name in Kind._fields[1:]]
     return Kind(lemma == "be", *classes)
 
 
 def build_frames(kind: Kind) -> dict[str, list[Frame]]:
-    """Build all frames for verbs of ``kind``, by person, in a fixed order."""
+    """Return all frames for verbs of ``kind``, by person, in a fixed order."""
     frames: dict[str, list[Frame]] = {person: [] for person in PERSONS}
     for tense in TENSES:
         # skip "is knowing", "has been arriving", "been being" and "be being"

@@ -52,9 +52,9 @@ class _Walk:
 def generate_sentences(
     verbs: Sequence[Verb], seed: int, count: int
 ) -> Iterator[Sentence]:
-    """Yield ``count`` sentences with distinct texts, determined by ``seed``. Raises
-    UserError immediately for a count that the grammar cannot reach, and at the end if
-    duplicate texts leave fewer.
+    """Return an iterator of ``count`` sentences with distinct texts, determined by
+    ``seed``. Raises UserError at once if ``count`` is not from 1 to the grammar's size;
+    the iterator raises UserError at the end if duplicate texts leave too few.
     """
     walks = _walks(verbs)
     available = sum(walk.size for walk in walks)

@@ -21,7 +21,7 @@ OBJECTS = "objects"
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """Row of the verb table; ``objects`` is the class of its complements."""
+    """Row of the verb table; ``objects`` is the class of the verb's complements."""
 
     lemma: str
     third_person: str
@@ -32,9 +32,9 @@ class Verb:
 
 
 def load_verbs(path: Path) -> tuple[Verb, ...]:
-    """Read the verb table (CSV, UTF-8); without an ``objects`` column verbs take no
-    complement. Raises UserError with file, line, column and value for an invalid table,
-    and OSError if the file cannot be read.
+    """Return the verbs in a table (CSV, UTF-8); without an ``objects`` column they take
+    no complement. Raises UserError with file, line, column and value for an invalid
+    table, and OSError if the file cannot be read.
     """
     rows = _rows(path)
     line, header = next(rows, (1, []))

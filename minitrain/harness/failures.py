@@ -43,8 +43,8 @@ def name_of(rank: int, pid: int) -> str:
 
 
 def failure_by(error: BaseException, rank: int, pid: int, seen: Seen) -> Failure:
-    """Return the failure of a rank for the ``error`` that is being handled (a UserError
-    as it is). ``seen`` is its last heartbeat.
+    """Convert ``error``, which is being handled in a rank, to a RankError that names
+    the rank; return a UserError unchanged. ``seen``: last heartbeat of the rank.
     """
     if isinstance(error, UserError):
         return error
@@ -96,9 +96,9 @@ def read_report(folder: Path, rank: int) -> Failure | None:
 def failures_of(
     folder: Path, pids: Mapping[int, int], codes: Mapping[int, int]
 ) -> list[Failure]:
-    """Return the failures of the ranks in ``pids``, all of which have exited. A rank
-    that exits with 0 before its work is done has failed, too. ``codes`` holds the exit
-    codes as in subprocess (negative for a signal), 0 if missing.
+    """Return the failures of ranks, all of which have exited. ``pids`` and ``codes``:
+    process ids and exit codes by rank; a code is negative for a signal, and 0 if
+    missing. A rank that exits with code 0 before its work is done has failed, too.
     """
     found = [_failure_of(folder, r, pid, codes.get(r, 0)) for r, pid in pids.items()]
     return [one for one in found if one is not None]
@@ -136,8 +136,8 @@ def _ended(folder: Path, rank: int, code: int) -> tuple[str, int, str]:
 
 
 def began_it(failure: Failure, first: Container[int | None]) -> bool:
-    """Return True if the rank exited before any was terminated (it is in ``first``),
-    and not because of another rank. False for a UserError.
+    """Return True if the rank is in ``first`` (ranks that exited before any rank was
+    terminated) and another rank did not cause its failure. False for a UserError.
     """
     if isinstance(failure, UserError):
         return False
@@ -147,10 +147,9 @@ def began_it(failure: Failure, first: Container[int | None]) -> bool:
 def root_cause(
     failures: Sequence[Failure], first: Container[int | None] = ()
 ) -> Failure | None:
-    """Return the failure to report; None if there are none.
-
-    A UserError comes first, then a rank that :func:`began_it`, then the lowest kind: a
-    lost peer and a timeout come last.
+    """Return the likely root cause among ``failures``, to report; None if there are
+    none. It is a UserError, else a failure that :func:`began_it` (see ``first`` there),
+    else one of the lowest kind; lost connections and timeouts have the highest kinds.
     """
 
     def order(failure: Failure) -> tuple[bool, int]:

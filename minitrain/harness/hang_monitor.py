@@ -3,7 +3,7 @@
 All waits share one limit, which a rank sets when it joins the group. If the heartbeat
 of a rank does not change for that long, or the rank timed out, the monitor looks for
 the culprit: a rank that is stopped, or is not in a wait. It also records which rank
-exited first, since torchrun then terminates the others, which are not the cause.
+exited first, since torchrun then terminates all other ranks, which are not the cause.
 """
 
 import math
@@ -60,9 +60,7 @@ class State(Enum):
 
 
 def state_of(pid: int) -> State:
-    """Return the state of the child ``pid`` without reaping it; ENDED if there is no
-    such child.
-    """
+    """Return the state of child ``pid`` without reaping it; ENDED if there is none."""
     how = os.WEXITED | os.WSTOPPED | os.WNOHANG | os.WNOWAIT
     try:
         found = os.waitid(os.P_PID, pid, how)
@@ -74,7 +72,7 @@ def state_of(pid: int) -> State:
 
 
 def end(pid: int) -> None:
-    """Kill a rank and the rest of the process group that it leads, if still running."""
+    """Kill the rank with process id ``pid`` and the process group that it leads."""
     # the pid of a process that has exited may be reused
     kills = [os.killpg] if state_of(pid) is State.ENDED else [os.kill, os.killpg]
     for kill in kills:
@@ -138,11 +136,12 @@ SIGNS: list[Callable[[_Rank], bool]] = [
 
 
 class HangMonitor:
-    """Monitor that detects hanging ranks of the run in ``folder``, and kills all ranks
-    (:meth:`in_background`). A run of more than ``timeout_s`` seconds counts as hung.
+    """Monitor that detects hanging ranks of this host and then kills all its ranks, in
+    :meth:`in_background`. A run of more than ``timeout_s`` seconds counts as hung.
 
-    ``pids`` returns the process ids so far, by rank; ``elsewhere`` returns True once
-    the ranks of another host have failed (None if there is no other host).
+    ``folder``: private folder of the run, with the ranks' heartbeats. ``pids()``
+    returns the process ids known so far, by rank; ``elsewhere()`` returns True once
+    ranks of another host have failed (None if there is no other host).
     """
 
     def __init__(
@@ -165,8 +164,8 @@ class HangMonitor:
         self.followed = False
 
     def look(self) -> RankError | None:
-        """Poll all ranks once; return the error that names a hanging rank. None if
-        there is none, or if a rank has exited early, which is the cause then.
+        """Poll all ranks once. Return an error that names the hanging rank; None if no
+        rank hangs, or if a rank has exited early: then :meth:`cause` blames that exit.
         """
         now = time.monotonic()
         passed_s = now - self._looked_s
@@ -230,9 +229,9 @@ class HangMonitor:
 
     @contextmanager
     def in_background(self) -> Iterator[None]:
-        """Poll in a thread while the body runs, and immediately when a rank exits.
-        Kills all ranks if one hangs (its error is then :attr:`verdict`), BURIED_S after
-        one exited early, and if the ranks of another host have failed.
+        """Context manager: poll in a thread while the body runs. Kills all ranks if one
+        hangs (:attr:`verdict` then holds the error), if one has exited early and
+        BURIED_S seconds have passed, and if ranks of another host have failed.
         """
         over = threading.Event()
         watch, ask = (
@@ -277,9 +276,9 @@ class HangMonitor:
             end(pid)
 
     def cause(self, codes: Mapping[int, int]) -> Exception | None:
-        """Return the failure to report once all ranks have exited, None if all have
-        succeeded: a hang if one was found, else the root cause. ``codes`` holds the
-        exit codes of ranks that failed.
+        """Return the failure to report (a detected hang, else the root cause), or None
+        if all ranks succeeded. Call this when all have exited. ``codes``: exit codes of
+        the ranks that failed.
         """
         if self._failed is not None or self.verdict is not None:
             return self._failed or self.verdict

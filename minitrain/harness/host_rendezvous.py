@@ -43,8 +43,8 @@ Report = list[Any]
 
 
 class Known(NamedTuple):
-    """Host as it announces itself in the store. ``port`` is open until all other hosts
-    have tried to connect to it.
+    """Entry of a host in the store. ``name``: hostname; ``address`` and ``port``: where
+    all other hosts try to connect, to check the network.
     """
 
     number: int
@@ -57,8 +57,9 @@ class Known(NamedTuple):
 
 
 class HostRendezvous:
-    """Hosts of a run, which exchange messages through ``store``; :func:`join_hosts`
-    makes one. After :meth:`join`, ``everyone`` is this host, then the others by number.
+    """Connection of this host to the other hosts of a run, through ``store``; created
+    by :func:`join_hosts`. After :meth:`join`, ``everyone`` lists this host, then the
+    other hosts by number. ``timeout_s`` limits waits for other hosts.
     """
 
     def __init__(self, hosts: Hosts, store: Store, timeout_s: float) -> None:
@@ -79,8 +80,8 @@ class HostRendezvous:
         return f"attempt-{self._exchanges}"
 
     def join(self, world_size: int) -> None:
-        """Wait for all hosts, and check that each can connect to the others. Every host
-        calls this with the same ``world_size``. Raises UserError if this fails.
+        """Wait for all hosts, and check that each host can connect to the others. Every
+        host calls this with the same ``world_size``. Raises UserError if a check fails.
         """
         # a second connection, since the first may be in a long wait
         self._polled = _store_at(self.hosts, self.timeout_s)
@@ -159,11 +160,12 @@ class HostRendezvous:
         return None
 
     def agree_on(self, error: Exception | None) -> Exception | None:
-        """Exchange failures after the ranks of all hosts have ended, and return the
-        common root cause; None if all succeeded.
+        """Exchange failures between hosts after the ranks of this host have exited, and
+        return the root cause; None if the ranks of all hosts succeeded.
 
-        ``error`` is the failure on this host, or None. All hosts that answer get the
-        same result; a host that does not answer is named.
+        ``error``: failure on this host, or None. All hosts that answer get the same
+        root cause; if a host does not answer, a UserError that names it is returned,
+        unless another cause is known.
         """
         # ranks elsewhere may still be finishing, each within its own limit
         going_on_s = 0 if error else 2 * self.timeout_s
@@ -230,8 +232,8 @@ class HostRendezvous:
                 deadline = min(deadline, now + after_error_s)
 
     def leave(self) -> None:
-        """Announce that this host leaves; the first host, which serves the store, waits
-        up to LEAVE_S seconds for the others.
+        """Announce that this host leaves the run; the first host, which serves the
+        store, then waits up to LEAVE_S seconds for the others to leave.
         """
         with suppress(dist.DistError):
             if self.everyone:
@@ -246,11 +248,12 @@ class HostRendezvous:
 def join_hosts(
     hosts: Hosts, timeout_s: float, world_size: int
 ) -> Iterator[HostRendezvous]:
-    """Wait for all hosts, at most ``timeout_s`` seconds, and yield their rendezvous.
+    """Context manager: wait for all hosts, at most ``timeout_s`` seconds, and yield
+    their rendezvous.
 
-    ``hosts`` holds the options of this host. Raises UserError if a host is missing, its
-    options or ``world_size`` differ from the first host's, or it cannot connect to
-    another; also if the first host is lost in the body.
+    ``hosts``: options of this host. Raises UserError if a host is missing, its options
+    or ``world_size`` differ from the first host's, a host cannot connect to another,
+    or the first host is lost while the body runs.
     """
     store = _serve(hosts, timeout_s) if hosts.is_first else find(hosts, timeout_s)
     rendezvous = HostRendezvous(hosts, store, timeout_s)
@@ -307,8 +310,7 @@ def _serve(hosts: Hosts, timeout_s: float) -> Store:
 
 def find(hosts: Hosts, timeout_s: float) -> Store:
     """Connect to the store of the first host, retrying for ``timeout_s`` seconds.
-
-    Raises UserError if no process answers, or another program does.
+    Raises UserError if no process answers, or a program other than minitrain does.
     """
     note(f"waiting for the first host, at {hosts.endpoint}")
     deadline = time.monotonic() + timeout_s

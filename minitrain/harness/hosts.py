@@ -1,6 +1,6 @@
 """Multi-host options: number of hosts, rendezvous endpoint, network interface.
 
-They are named as torchrun's: ``--nnodes``, ``--rdzv-endpoint``, ``--node-rank``.
+Names are the same as in torchrun: ``--nnodes``, ``--rdzv-endpoint``, ``--node-rank``.
 """
 
 import argparse
@@ -17,8 +17,8 @@ ENDPOINT = re.compile(r"(?:\[(?P<v6>[^]]+)\]|(?P<host>[^:]+))(?::(?P<port>\d{1,5
 
 
 class Interface(NamedTuple):
-    """Network interface that is up, with its first address, IPv4 before IPv6: the one
-    that gloo, which gets only the name, uses.
+    """Network interface and one of its addresses. For the interface of the ranks it is
+    the first, IPv4 before IPv6: the address that gloo selects for this ``name``.
     """
 
     name: str
@@ -29,8 +29,8 @@ class Interface(NamedTuple):
 class Hosts:
     """Rendezvous options of ``count`` hosts; ``address``:``port`` is on the first host.
 
-    This host uses ``interface`` and has the given ``number``. With None, numbers follow
-    the order of arrival, and the host with ``address`` is the first.
+    ``interface`` and ``number`` are this host's. If ``number`` is None, hosts are
+    numbered in the order of arrival, and the host with ``address`` is the first.
     """
 
     count: int
@@ -53,9 +53,7 @@ class Hosts:
         return f"{host}:{self.port}"
 
     def ranks_here(self, world_size: int) -> int:
-        """Return how many of ``world_size`` ranks run on each host; raises UserError if
-        they do not divide evenly.
-        """
+        """Return the number of ranks per host; UserError if it is not an integer."""
         if world_size % self.count:
             raise UserError(
                 f"--world-size = {world_size}: must be a multiple of --nnodes = "
@@ -65,7 +63,7 @@ class Hosts:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command-line options for several hosts."""
+    """Add the command-line options for several hosts to ``parser``."""
     several = parser.add_argument_group("several hosts (docs/several-hosts.md)")
     several.add_argument("--nnodes", type=int, metavar="N", help="number of hosts")
     several.add_argument(
@@ -87,8 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def hosts_of(arguments: argparse.Namespace) -> Hosts | None:
-    """Parse the options of several hosts; returns None for a single host.
-
+    """Return the options in ``arguments`` for several hosts; None for a single host.
     Raises UserError for options that are inconsistent or do not match this host.
     """
     count, endpoint = arguments.nnodes, arguments.rdzv_endpoint
@@ -169,9 +166,7 @@ def interface_named(name: str) -> Interface:
 
 
 def interface_towards(address: str) -> Interface:
-    """Return the interface of the route to ``address``; raises UserError if there is
-    no route.
-    """
+    """Return the interface of the route to ``address``; UserError if there is none."""
     with socket.socket(family_of(address), socket.SOCK_DGRAM) as probe:
         try:
             # connecting a UDP socket sends nothing, but selects the route

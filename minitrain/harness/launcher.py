@@ -59,8 +59,8 @@ FROM_OUTSIDE = ("killed by SIGKILL", "killed by SIGTERM", "stopped")
 
 
 def rank_environment(rank: int, world_size: int, folder: Path) -> dict[str, str]:
-    """Return the environment variables of a rank on a single host, whose ranks
-    rendezvous in ``folder``. The rank exits with the calling process.
+    """Return environment variables for a new process, a rank of a run on this host
+    only. All ranks rendezvous through a file in ``folder``, and exit with this process.
     """
     return {
         "RANK": str(rank),
@@ -141,10 +141,10 @@ def torchrun(
 ) -> None:
     """Run ``python -m module arguments`` as ``world_size`` ranks under torchrun.
 
-    Without ``rendezvous`` all ranks run on this host: only gloo listens, on loopback,
-    and NCCL if used. With it, every host calls this function. Raises the UserError that
-    a rank raised, or a RankError that names the rank and why it exited or where it
-    hangs; the same on all hosts.
+    If ``rendezvous`` is None, all ranks run on this host. Otherwise every host calls
+    this function and runs its share. ``threads_per_process`` sets OMP_NUM_THREADS.
+    Raises the UserError that a rank raised, or a RankError that names the rank and why
+    it exited or where it hangs; all hosts raise the same error.
     """
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -275,13 +275,14 @@ def run_as_ranks(
     hosts: Hosts | None = None,
     timeout_s: float = 120,
 ) -> None:
-    """Run ``body`` as ``world_size`` ranks; its argument is "torchrun" or "launch".
+    """Run ``body`` in ``world_size`` ranks; the launcher's name, "torchrun" or
+    "launch", is passed to ``body``.
 
     In a rank started by torchrun, runs ``body``. In any other process, calls
     ``preflight``, then starts ``python -m module`` with the arguments of this process
     under torchrun, or ``body`` through :func:`launch` on a torch build without
-    torchrun. If a rank is lost, restarts all up to ``max_restarts`` times (see
-    :func:`with_restarts`). Waits ``timeout_s`` seconds for the other ``hosts``, if any.
+    torchrun. If a rank is lost, restarts all ranks up to ``max_restarts`` times (see
+    :func:`with_restarts`). Waits ``timeout_s`` seconds for other ``hosts``, if any.
 
     Raises:
         UserError: this rank belongs to a run of another size; a rank raised it; a host
@@ -331,11 +332,11 @@ def _count_all_hosts() -> None:
 
 
 def with_restarts(attempt: Callable[[], None], max_restarts: int) -> None:
-    """Call ``attempt``, repeating it up to ``max_restarts`` times if it loses a rank.
+    """Call ``attempt``, and again after a RankError, up to ``max_restarts`` times.
 
     Prints the failure on stderr before each restart. Raises the RankError if no restart
-    is left, or if it repeats the previous one at the same step, as a bug does (unless a
-    rank was stopped, or killed by SIGKILL or SIGTERM). Other errors are not caught.
+    is left, or if the previous attempt failed in the same way at the same step, as with
+    a bug (unless a rank was stopped, or killed by SIGKILL or SIGTERM).
     """
     before: tuple[str, int | None] | None = None
     for count in range(1, max_restarts + 2):

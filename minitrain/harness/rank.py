@@ -42,11 +42,12 @@ PAUSES_S = {LEFT: 0.5, LOST: 0.5, GAVE_UP: 3.0}
 
 @contextmanager
 def as_rank() -> Iterator[Path | None]:
-    """Set up and tear down a rank; yields the folder of its run.
+    """Context manager: set up this process as a rank, and yield the folder of the run.
 
-    The rank exits with its launcher, has a heartbeat, dumps its stack on request,
-    redirects the output of C++ libraries to a file and reports exceptions. If another
-    launcher started it, it only exits with its parent, and None is yielded.
+    The rank exits with its launcher, writes a heartbeat, dumps its stack on request,
+    redirects the stderr of C++ libraries to a file, and reports exceptions. If another
+    program, such as the user's torchrun, started the process, it only exits with its
+    parent, and None is yielded.
     """
     end_with_launcher()
     store = our_store()
@@ -82,8 +83,8 @@ def _fail(folder: Path, failure: Failure) -> NoReturn:
 
 
 def exit_now(code: int) -> NoReturn:
-    """Flush the output and exit with ``code``, without cleanup, which could hang in a
-    process group that lost a rank.
+    """Flush stdout and stderr and exit with ``code``, without Python's cleanup, which
+    could hang in a process group that lost a rank.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -91,14 +92,14 @@ def exit_now(code: int) -> NoReturn:
 
 
 class WorkingFolder(MetaPathFinder):
-    """Find modules in the working folder that are nowhere else: a caller may have
-    imported one by its path, as pytest does in its ``importlib`` mode.
+    """Finder, the last in ``sys.meta_path``, for modules in the working folder: a
+    caller may have imported one by its path, as pytest does in ``importlib`` mode.
     """
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: Any = None
     ) -> ModuleSpec | None:
-        """Return the spec of a module that is in no package."""
+        """Return the spec of a top-level module in the working folder, else None."""
         return PathFinder.find_spec(name, [os.getcwd()]) if path is None else None
 
 

@@ -22,10 +22,9 @@ ROOM_BYTES = 1 << 20
 
 @contextmanager
 def private_folder() -> Iterator[Path]:
-    """Yield a temporary folder for files shared by the ranks of one host, with access
-    for this user only.
-
-    Removes abandoned folders first. Raises UserError if the disk is full.
+    """Context manager: remove abandoned folders, then yield a temporary folder for
+    files shared by the ranks of one host, accessible to this user only and removed at
+    the end. Raises UserError if the disk is full.
     """
     remove_abandoned()
     while True:
@@ -52,7 +51,9 @@ def private_folder() -> Iterator[Path]:
 
 
 def remove_abandoned() -> list[Path]:
-    """Remove abandoned folders of this user on this host, and return their paths."""
+    """Remove folders of :func:`private_folder` of this user on this host that no
+    running process has locked, and return their paths.
+    """
     removed = []
     # exactly mkdtemp's 8 characters: another host's name may start with this one's
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}{'?' * 8}"):

@@ -39,8 +39,9 @@ LIBRARIES = (
 
 
 class Stack(list[tuple[str, str]]):
-    """Frames of a stack dump as (file, line), innermost first. ``text`` is a dump, or a
-    traceback (``innermost_last``). Its string is ``in FILE:LINE``, of user code if any.
+    """Frames (file, line) of ``text``, innermost first: a dump by faulthandler, or, if
+    ``innermost_last``, a Python traceback. ``str()`` returns ``in FILE:LINE`` of the
+    innermost frame, preferably of user code.
     """
 
     def __init__(self, text: str, *, innermost_last: bool = False) -> None:
@@ -49,7 +50,7 @@ class Stack(list[tuple[str, str]]):
 
     @property
     def waits(self) -> bool:
-        """True if the innermost frame waits for another rank."""
+        """True if the rank waits for another rank, according to its innermost frame."""
         inner = next((file for file, _ in self if not PASSES_ON.search(file)), "")
         return WAITS.search(inner) is not None
 
@@ -64,8 +65,8 @@ class Stack(list[tuple[str, str]]):
 
 
 def answer_in(file: Path) -> None:
-    """Have this process dump its stack to ``file`` on request and on a crash (SIGSEGV,
-    SIGABRT and similar).
+    """Have this process append its stack to ``file`` on signal :data:`ASK` and on a
+    crash (SIGSEGV, SIGABRT and similar).
     """
     # a raw descriptor, which stays open after Python's shutdown closes files
     fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -77,8 +78,8 @@ def ask(files: Mapping[int, Path]) -> dict[int, Stack]:
     """Request stack dumps, and return the stacks by pid. A process that does not answer
     within :data:`ANSWER_S` seconds is omitted.
 
-    ``files`` maps the pid to the file passed to :func:`answer_in` in that process; the
-    signal would kill a process that has not called it.
+    ``files`` maps each pid to the file passed to :func:`answer_in` in that process; the
+    signal would kill a process that has not called :func:`answer_in`.
     """
     before = {pid: len(read(file)) for pid, file in files.items()}
     for pid in files:
@@ -110,9 +111,8 @@ def of_crash(text: str) -> Stack:
 
 
 def keep_native_words(file: Path) -> None:
-    """Redirect the stderr of C and C++ libraries to ``file``, but not Python's.
-
-    The launcher condenses the page that they print before an abort into one line.
+    """Redirect the stderr of C and C++ libraries, but not of Python, to ``file``: the
+    launcher condenses the page that they print before an abort into one line.
     """
     sys.stderr.flush()
     python_only = os.dup(2)
@@ -124,5 +124,5 @@ def keep_native_words(file: Path) -> None:
 
 
 def native_words(folder: Path, ranks: Iterable[int]) -> str:
-    """Return the output of all ``ranks`` that :func:`keep_native_words` redirected."""
+    """Return the stderr of ``ranks`` that :func:`keep_native_words` redirected."""
     return "".join(read(file_of(folder, rank, "words")) for rank in ranks)

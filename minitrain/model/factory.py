@@ -37,9 +37,9 @@ _FAILURES = (Exception, SystemExit)
 
 
 def build_model(params: Model, vocab_size: int) -> nn.Module:
-    """Call the factory with the ``model`` section and the vocabulary size. Meanwhile
-    modules in the folder of ``model.file`` can be imported. Raises UserError if the
-    factory is not found, fails, or does not return a torch.nn.Module.
+    """Return the model that the factory builds, called with ``params`` (the ``model``
+    section) and ``vocab_size``. A factory in ``model.file`` can import modules of that
+    folder. Raises UserError if it is not found, fails or returns no torch.nn.Module.
     """
     of_file = ":" not in params.factory
     with neighbors_of(Path(params.file)) if of_file else nullcontext():
@@ -119,8 +119,8 @@ class _Beside(MetaPathFinder):
 
 @contextmanager
 def neighbors_of(file: Path) -> Iterator[None]:
-    """Let the body import modules from the folder of ``file`` with priority. They stay
-    in ``sys.modules``, as usual.
+    """Context manager: imports in the body first search the folder of ``file``.
+    Imported modules stay in ``sys.modules``.
     """
     finder = _Beside(file.resolve().parent)
     # Python's cached folder listing may be stale
@@ -154,12 +154,12 @@ def try_model(
     loss: Loss | None = None,
     may_leave_unused: bool = False,
 ) -> None:
-    """Run one forward and backward pass, which leaves gradients in ``model``.
+    """Check ``model`` by a forward and a backward pass, which leaves gradients.
 
     ``loss(model, inputs)`` defaults to the output's ``.loss``. Raises UserError if the
-    model fails, its state is not plain tensors, its loss is not a finite 0-dim tensor,
-    or a parameter gets no finite dense gradient, at which stock DDP fails only at
-    step 1. With ``may_leave_unused`` parameters without a gradient are accepted.
+    model fails, its state has values other than plain tensors, its loss is not a finite
+    0-dim tensor, or a parameter gets no finite dense gradient (stock DDP fails only at
+    step 1). If ``may_leave_unused``, parameters without a gradient are accepted.
     """
     _check_state(model)
     value = computed_loss(model, batch, loss)
@@ -192,19 +192,19 @@ def try_model(
 
 
 class Wrapped(DistributedDataParallel):
-    """Stand-in, in one process, for the DDP wrapper that a loss gets in a rank."""
+    """Wrapper that stands for DDP's in one process, to try a user's loss function."""
 
     def __init__(self, module: nn.Module) -> None:
         nn.Module.__init__(self)
         self.module = module
 
     def forward(self, *arguments: Any, **named: Any) -> Any:
-        """Call the module."""
+        """Return the output of the wrapped module."""
         return self.module(*arguments, **named)
 
 
 def computed_loss(model: nn.Module, batch: MicroBatch, loss: Loss | None) -> Tensor:
-    """Return the loss of ``batch``; raises UserError if it fails or is not finite."""
+    """Return the loss of ``batch``; UserError unless it is a finite 0-dim tensor."""
     called, value = ("model", "model: .loss") if loss is None else (GIVEN, GIVEN)
     try:
         found: Any = (loss or causal_lm_loss)(model, batch.inputs)

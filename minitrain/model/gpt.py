@@ -16,7 +16,7 @@ from minitrain.core.params import Model
 
 @dataclass
 class CausalOutput:
-    """Mean cross-entropy (0-dim) and logits of shape (B, T, vocab_size)."""
+    """Output of the model: mean cross-entropy (0-dim), logits (B, T, vocab_size)."""
 
     loss: Tensor
     logits: Tensor
@@ -95,7 +95,7 @@ def _init_weights(module: nn.Module) -> None:
 
 
 def mini_gpt(params: Model, vocab_size: int) -> MiniGPT:
-    """Build a MiniGPT of the size in ``params``: the default ``model.factory``."""
+    """Return a new MiniGPT of the size in ``params``; the default ``model.factory``."""
     return MiniGPT(
         vocab_size, params.block_size, params.n_layer, params.n_head, params.n_embd
     )

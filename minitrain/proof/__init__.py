@@ -1,4 +1,4 @@
-"""Proofs for a run: bits of a replay, tolerances, an independent witness.
+"""Checks of a run: by replay (bits), one process (tolerances), an independent witness.
 
-Each check gets its verdict here; ``analysis.verdicts`` combines them for the run.
+Each check returns a rung (result); ``analysis.verdicts`` combines a run's rungs.
 """

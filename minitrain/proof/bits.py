@@ -1,6 +1,6 @@
-"""Checks that require equal bits, since both sides sum in the same order.
+"""Checks without tolerance, mostly of a run with its replay: both sum in one order.
 
-A rung is the result of one check, a breach a check that failed.
+A rung is the result of one check; its verdict is BREACH if the check failed.
 """
 
 from collections import Counter
@@ -23,10 +23,9 @@ from minitrain.proof.ulp import distance
 
 @dataclass(frozen=True)
 class Rung:
-    """Result of one check of a run.
-
-    ``detail`` names the difference, or the reason why it was not run. ``bytes_equal``,
-    ``max_ulp`` (units in the last place) and ``max_abs_diff`` are None if not compared.
+    """Result of one check of a run. All rungs of a run, by name, are its ladder.
+    ``detail`` is the first difference, or why the check was not run. ``bytes_equal``,
+    ``max_ulp`` (units in the last place) and ``max_abs_diff`` are None if not computed.
     """
 
     bytes_equal: bool | None
@@ -37,7 +36,7 @@ class Rung:
 
 
 def rung_of(entry: Mapping[str, Any]) -> Rung:
-    """Convert a JSON entry to a rung. Raises ValueError for an unknown verdict."""
+    """Convert a JSON object to a rung. Raises ValueError for an unknown verdict."""
     return Rung(**{**entry, "verdict": CheckVerdict(entry["verdict"])})
 
 
@@ -54,12 +53,12 @@ def without_bits(verdict: CheckVerdict, detail: str) -> Rung:
 
 
 def not_run(why: str) -> Rung:
-    """Return the rung of a check that does not apply, with the reason."""
+    """Return the rung of a check that does not apply; ``why`` is the reason."""
     return without_bits(CheckVerdict.NOT_RUN, why)
 
 
 def ranks_rung(states: Sequence[Tensors]) -> Rung:
-    """Require that all ranks' final states have equal bits; not run for one rank."""
+    """Return a rung: EQUAL if all final ``states`` are equal, NOT_RUN for one rank."""
     if len(states) < 2:
         return not_run(ALONE)
     for rank, state in enumerate(states[1:], start=1):
@@ -70,7 +69,7 @@ def ranks_rung(states: Sequence[Tensors]) -> Rung:
 
 
 def bits_rung(a: Tensors, b: Tensors) -> Rung:
-    """Require that two sets of tensors have equal bits and no NaN."""
+    """Return a rung: EQUAL if ``a`` and ``b`` have equal bits, and no NaN."""
     apart = distance(a, b)
     # equal NaN bytes show only that both sides broke in the same way
     if apart.bytes_equal and (nan := first_nan(a)):
@@ -84,9 +83,9 @@ def bits_rung(a: Tensors, b: Tensors) -> Rung:
 def hashes_rung(
     run: Rows, other: Rows, what: What, world_size: int | None = None
 ) -> Rung:
-    """Require that the hashes of ``what`` are equal in two runs, at every step and
-    rank. A breach names the first that differs. If ``world_size`` is given, each of
-    its ranks must have recorded some. Not run for buffers if there are none.
+    """Return a rung: EQUAL if two runs recorded equal hashes of ``what`` at every step
+    and rank, else BREACH, naming the first that differs. With ``world_size``, each of
+    its ranks must have recorded hashes. NOT_RUN for buffers of a model that has none.
     """
     ours, theirs = hashes_of(run), hashes_of(other)
     # a rank without rows would agree with a replay without them
@@ -105,7 +104,7 @@ def hashes_rung(
 
 
 def losses_rung(run: Sequence[float], other: Sequence[float]) -> Rung:
-    """Require that the mean losses of all steps have equal bits."""
+    """Return a rung: EQUAL if the mean losses of all steps have equal bits."""
     if len(run) != len(other) or not run:
         return _breach(f"{len(run)} steps against {len(other)}")
     for step, (ours, theirs) in enumerate(zip(run, other, strict=True)):
@@ -116,8 +115,8 @@ def losses_rung(run: Sequence[float], other: Sequence[float]) -> Rung:
 
 
 def unwatched_rung(run: Rows) -> Rung:
-    """Require that minitrain's hook changed no bit of DDP's gradients at step 0. Not
-    run if the run did not record gradients without the hook.
+    """Return a rung: EQUAL if minitrain's communication hook changed no bit of DDP's
+    gradients at step 0, else BREACH. NOT_RUN if none were recorded without the hook.
     """
     bare = {row["rank"]: row["gradients"] for row in of_kind(run, "unwatched")}
     if not bare:
@@ -133,7 +132,7 @@ def unwatched_rung(run: Rows) -> Rung:
 
 
 def precision_rung(run: Rows, replay: Rows) -> Rung:
-    """Require the loss scaler's state of the replay at every recorded step and rank."""
+    """Return a rung: EQUAL if all recorded loss scaler states equal the replay's."""
     wanted = {row["step"]: row.get("precision") for row in of_kind(replay, "tensors")}
     rows = of_kind(run, "tensors")
     for row in rows:
@@ -146,7 +145,9 @@ def precision_rung(run: Rows, replay: Rows) -> Rung:
 
 
 def data_rung(run: Rows, other: Rows) -> Rung:
-    """Require equal samples in each global batch, per rank if world sizes are equal."""
+    """Return a rung: EQUAL if both runs read the same samples in each global batch, and
+    on each rank if their world sizes are equal; else BREACH.
+    """
     ours, theirs = (of_kind(rows, "batch") for rows in (run, other))
     for step, (a, b) in enumerate(zip(ours, theirs, strict=False)):
         by_rank, others = a.get("ranks", ()), b.get("ranks", ())
@@ -160,8 +161,8 @@ def data_rung(run: Rows, other: Rows) -> Rung:
 
 
 def trained_rung(run: Rows) -> Rung:
-    """Require that a parameter changed between the first and the last recorded step.
-    Not run if the loss scaler skipped every recorded step.
+    """Return a rung: PASSED if a parameter changed between the first and last recorded
+    step, else BREACH; NOT_RUN if all recorded steps after the first overflowed.
     """
     tensors = of_kind(run, "tensors")
     if not tensors:
@@ -189,7 +190,7 @@ def _all_overflowed(tensors: Rows) -> bool:
 
 
 def reduced_once_rung(run: Rows) -> Rung:
-    """Require that every trained parameter is in exactly one bucket of each layout."""
+    """Return a rung: PASSED if each layout has each parameter in exactly one bucket."""
     layouts = of_kind(run, "buckets")
     trained = {n for row in of_kind(run, "tensors") for n in row["gradients"]}
     if not layouts:

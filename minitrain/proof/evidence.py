@@ -1,7 +1,7 @@
-"""Evidence on a run, its replay or one process: the input of its checks (the ladder).
+"""Evidence: the recorded data of a run, which checks compare with other runs.
 
-The first difference between the hashes of two runs is found here too. The replay stage
-imports this file, so it must not import verdicts.
+``Rows`` are lines of hashes.jsonl (:mod:`minitrain.train.step_record`). The replay
+stage imports this file, so it must not import verdicts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,10 +23,10 @@ IN_ORDER: tuple[What, ...] = ("gradients", "parameters", "buffers")
 
 @dataclass(frozen=True)
 class Evidence:
-    """Data on one run: ``rows`` of hashes, the loss of every step, the final state of
-    every rank, ``sampled`` tensors by STEP/KIND/NAME, the initial state ``start``, each
-    rank's ``values`` of a step that was kept, and ``results`` if in memory. ``unit`` is
-    one ULP of 1.0 in the coarsest type of a perturbed run, else 0.
+    """Data on a run: hash ``rows``, mean loss of every step, final state of every rank,
+    ``sampled`` tensors by STEP/KIND/NAME, initial state ``start``, per rank the
+    ``values`` (tensors) of a step to keep, and ``results`` if in memory. ``unit``: one
+    ULP of 1.0 in the coarsest dtype of a perturbed run, else 0.
     """
 
     rows: Rows
@@ -50,7 +50,7 @@ class Evidence:
 
     @property
     def early(self) -> Tensors:
-        """State after the third step; empty if there were fewer steps."""
+        """Model state after the third step; empty if there were fewer steps."""
         return self._of("early/state/")
 
     def _of(self, prefix: str) -> Tensors:
@@ -61,7 +61,7 @@ class Evidence:
 def evidence_of(
     results: Sequence[TrainResult], states: Sequence[Tensors], **more: Any
 ) -> Evidence:
-    """Collect the evidence on a run in memory, with ``more`` fields, from its ranks."""
+    """Return a run's evidence from each rank's results; ``more`` are other fields."""
     return Evidence(
         rows=rows_of(results),
         losses=mean_losses(results),
@@ -91,7 +91,7 @@ def read_evidence(
 
 @dataclass(frozen=True)
 class Difference:
-    """The first tensor whose hash differs between two runs, and on which ranks."""
+    """First tensor (of kind ``what``) whose hash differs in two runs, and its ranks."""
 
     step: int
     what: What
@@ -105,17 +105,16 @@ def of_kind(rows: Rows, kind: str) -> list[Mapping[str, Any]]:
 
 
 def hashes_of(rows: Rows) -> dict[tuple[int, int], Mapping[str, Any]]:
-    """Return the rows with hashes of tensors, by (step, rank)."""
+    """Return the rows of kind ``tensors``, which have hashes, by (step, rank)."""
     return {(row["step"], row["rank"]): row for row in of_kind(rows, "tensors")}
 
 
 def first_difference(
     run: Rows, other: Rows, whats: Sequence[What] = IN_ORDER
 ) -> Difference | None:
-    """Find the first hash that differs or is present in only one of the runs, at the
-    steps of ``run``; None if there is none.
-
-    The order is by step, then by ``whats``, rank, and name as recorded.
+    """Return the first tensor, at the steps of ``run``, whose hash differs or is in
+    only one of the runs; None if there is none. The order is by step, then by kind as
+    in ``whats``, then by rank, then by name as recorded.
     """
     ours, theirs = hashes_of(run), hashes_of(other)
     for step in sorted({step for step, _ in ours}):

@@ -1,8 +1,8 @@
 """Side inputs and effects of a forward pass: random numbers and buffers.
 
 With random numbers or batch norm, several processes compute a different result than one
-by design. Other buffers are no excuse: if the loss depends on them, processes that each
-update their own train differently from one process.
+by design. If the loss depends on other buffers, which each process updates from its own
+samples, results differ too, but that is a fault.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,8 +25,8 @@ STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 @dataclass(frozen=True)
 class Forward:
-    """Forward pass of a run: the reason ``why`` one process with the whole batch
-    differs by design (None if it does not), and names of buffers that it ``changed``.
+    """Properties of a run's forward pass: ``why`` one process with the whole batch
+    differs by design (None: it does not), and names of buffers that were ``changed``.
     """
 
     why: str | None
@@ -34,7 +34,7 @@ class Forward:
 
     @property
     def changes(self) -> str:
-        """Clause that names the changed buffers; empty without any."""
+        """Clause that names the changed buffers; empty if there are none."""
         return f"{CHANGES} {_some(self.changed)}" if self.changed else ""
 
     def omits(self, state: Iterable[str]) -> str:
@@ -44,8 +44,8 @@ class Forward:
 
 
 def forward_of(run: Rows, config: RunConfig) -> Forward:
-    """Determine random numbers and changed buffers from the rows of ``run``. The model
-    of ``config`` shows which buffers belong to batch norm; rows do not record it.
+    """Return the forward pass's random numbers and changed buffers, from the rows of
+    ``run``. The model of ``config`` shows which buffers belong to batch norm.
     """
     changed, statistics = _changed_buffers(run, config)
     why = NORMALIZES if {*changed} & statistics else None
@@ -55,7 +55,7 @@ def forward_of(run: Rows, config: RunConfig) -> Forward:
 
 
 def collectives_of(run: Rows) -> list[str]:
-    """Return the sorted names of the collectives called in the forward pass, if any."""
+    """Return the sorted names of collectives called in the forward pass, maybe none."""
     rows = of_kind(run, "collectives")
     return sorted({name for row in rows for name in row["names"]})
 

@@ -1,7 +1,7 @@
 """The ladder: the results of all checks of a run (rungs), by name.
 
-:func:`own_rungs` needs one run and its replay; :func:`ladder` adds the comparison with
-other runs. The pipeline calls them in two stages.
+:func:`own_rungs` needs only a run and its replay; :func:`ladder` adds the comparison
+with other runs. The pipeline calls them in two stages.
 """
 
 from collections.abc import Iterable, Mapping
@@ -63,11 +63,10 @@ def own_rungs(
     replay: Evidence | None,
     witness: Mapping[str, Mapping[str, Any]],
 ) -> Rungs:
-    """Check ``run`` without other runs than its ``replay``, and return rungs by name,
-    causes before effects. ``witness`` are the results of the witness, as dictionaries.
-
-    Without a ``replay`` (a GPU, whose kernels sum in an unknown order) its rungs are
-    not run; neither are rungs that the strategy does not promise.
+    """Return the rungs (check results) that need only ``run`` and its ``replay``, by
+    name, causes before effects. ``witness`` are the witness's results, as dictionaries.
+    On a GPU, whose kernels sum in an unknown order, ``replay`` is None: there is only a
+    rung ``replay``, not run. Rungs that the strategy does not promise are not run.
     """
     testimony = {name: rung_of(rung) for name, rung in witness.items()}
     rungs = {
@@ -120,10 +119,10 @@ def ladder(
     atol: float,
     more: Mapping[str, Rung] | None = None,
 ) -> Rungs:
-    """Return all rungs of ``run`` by name: ``own`` (of :func:`own_rungs`), the
-    comparison with ``one``, the run of one process (or the reason why there is none),
-    and ``more``. ``twin`` trains the perturbed run; it is called only if quick limits,
-    of which ``atol`` is one, are exceeded.
+    """Return all rungs (check results) of ``run`` by name: ``own`` from
+    :func:`own_rungs`, the comparison with ``one`` (the reference run of one process, or
+    the reason why there is none), and ``more``. ``twin`` (trains the perturbed run) and
+    ``atol`` are as in :func:`minitrain.proof.tolerances.one_process_rungs`.
     """
     if isinstance(one, str):
         names = ("one_process", "one_process_data", *COMPARABLE[:2])
@@ -174,9 +173,9 @@ def _bucket_sizes(run: Evidence) -> set[int]:
 def reference_rung(
     strategy: type[Strategy], num_shards: int, sizes: Iterable[int], dtype: torch.dtype
 ) -> Rung:
-    """Compare ``reference`` of a strategy, the sum that a replay uses, with a float64
-    sum of random gradients, for buckets of ``sizes`` elements and several placements of
-    ranks on hosts. A replay alone misses a rank dropped by both strategy and reference.
+    """Return the rung of ``strategy.reference``, the sum that a replay uses: of random
+    gradients it must be the float64 sum, up to rounding, for buckets of ``sizes``
+    elements and all :func:`possible_hosts`. A replay misses a rank that both leave out.
 
     Adding n numbers rounds at most n times, each time by at most half a unit in the
     last place of the sum of absolute values so far (Higham, Accuracy and Stability of
@@ -207,8 +206,8 @@ def reference_rung(
 
 
 def possible_hosts(strategy: type[Strategy], num_shards: int) -> list[Hosts]:
-    """Return placements of ranks, each as a list of ranks per host: on one host, on two
-    and on three, and one rank per host; only the first if placement changes no bits.
+    """Return placements of ranks, each as a list of ranks per host: on one host, two
+    and three hosts, and one rank per host. Only the first if placement changes no bits.
     """
     ranks = range(num_shards)
     counts = {1, 2, 3, num_shards} if strategy.guarantees.adds_in == "hosts" else {1}

@@ -1,6 +1,6 @@
 """Replay: one process repeats the work of W ranks sequentially, with equal bits.
 
-It reads their shards, sums the gradients in the order of the strategy (gloo's ring, a
+It reads all shards, sums the gradients in the order of the strategy (gloo's ring, a
 tree, a tree inside each host) over the recorded buckets, and steps the same optimizer.
 """
 
@@ -43,14 +43,13 @@ def replay(
     keep: int | None = None,
     sampled: Iterable[int] = (),
 ) -> Evidence:
-    """Repeat in this process a run of ``world_size`` ranks that recorded ``rows``.
+    """Repeat a run of ``world_size`` ranks in this process; return the evidence.
 
-    Only the buckets, and the ranks of each host for strategies that first reduce within
-    hosts, come from the run; without rows, each dtype has one bucket. Equal bits
-    require its number of threads. ``show`` names a progress bar (empty: none). ``keep``
-    and ``sampled`` are steps whose tensors are kept, as in :class:`StepRecord`. The
-    evidence has a result per shard; the first holds the rows of all. Raises
-    EvidenceError for rows that contradict each other.
+    From the run's ``rows`` come only buckets, and the ranks of each host if the
+    strategy reduces within hosts first; without rows, each dtype has one bucket. Bits
+    are equal only with as many threads as a rank had. ``show`` labels a progress bar
+    (empty: none); see :class:`StepRecord` for ``keep`` and ``sampled``. ``results`` has
+    one per shard, the first with all rows. Raises EvidenceError for contradictory rows.
     """
     count, guarantees = config.num_shards(world_size), config.sync.guarantees
     streams = start_streams(config, count)
@@ -114,7 +113,7 @@ def hosts_of_run(rows: Rows, world_size: int) -> Hosts:
 
 def reduction_of(strategy: type[Strategy], hosts: Hosts) -> Reduction:
     """Return the function that sums a bucket over all shards, in the strategy's order:
-    from a tensor (n,) per shard to one (n,).
+    from a tensor (n,) per shard to one (n,). ``hosts`` are the ranks on each host.
     """
     reference: Any = strategy.reference
     by_host = strategy.guarantees.adds_in == "hosts"

@@ -1,9 +1,9 @@
-"""The reference run, one process on whole batches, and the ladders of all runs.
+"""The reference run (one process on whole batches), and the ladders of all runs.
 
-The reference uses the training loop of the replay, not the one of the ranks. Unstable
-training amplifies rounding without bound, which no tolerance distinguishes from a
-fault: a perturbed run, started one ULP away (of the coarsest type that the model casts
-to), measures it. ``evidence`` is the folder of the verify stage, a subfolder per run.
+The reference uses the replay's training loop, not the ranks'. Unstable training
+amplifies rounding without bound, which no tolerance distinguishes from a fault. The
+perturbed run (twin) measures it: its initial weights are one ULP away, in the coarsest
+dtype that the model casts to. ``evidence`` is the verify stage's folder.
 """
 
 from collections.abc import Callable, Iterator
@@ -34,9 +34,9 @@ ONE_PROCESS = "gloo-1"
 def run_one_process(
     config: RunConfig, most_steps: int | None = None, *, show: str = ""
 ) -> Evidence:
-    """Train the reference run in this process, on whole batches, for ``most_steps`` at
-    most (None: all). ``show`` names a progress bar. Raises UserError for a loss that is
-    not finite.
+    """Train the reference run (one process, whole batches) for at most ``most_steps``
+    steps (None: all); return its evidence. ``show`` labels a progress bar (empty:
+    none). Raises UserError for a loss that is not finite.
     """
     steps = min(config.steps, most_steps or config.steps)
     alone = whole_batches(replace(config, steps=steps))
@@ -48,8 +48,8 @@ def run_one_process(
 def run_twin(
     config: RunConfig, most_steps: int | None = None, *, show: str = ""
 ) -> Evidence:
-    """Train the perturbed run: the reference run from initial weights one ULP (unit in
-    the last place) away, in the coarsest type of the forward pass.
+    """Train the perturbed run: :func:`run_one_process`, but from weights one ULP away
+    in the coarsest dtype of the forward pass. Return its evidence.
     """
     coarsest = _coarsest_float(config)
     nudged = replace(config, factory=partial(_nudged, config.factory, coarsest))
@@ -104,8 +104,8 @@ class _Floats(TorchDispatchMode):
 
 
 def is_one_process(run: str, params: Params) -> bool:
-    """Return whether ``run`` itself is the reference run: gloo-1 with stock DDP. Any
-    other strategy would share its own code with the runs under test.
+    """Return whether ``run`` itself is the reference run: gloo-1 with stock DDP and no
+    gradient accumulation. Other strategies share code with the runs under test.
     """
     train = params.train
     return (
@@ -118,12 +118,12 @@ def is_one_process(run: str, params: Params) -> bool:
 def ladders(
     params: Params, config: RunConfig, evidence: Path
 ) -> Iterator[tuple[str, Rungs]]:
-    """Yield the name and the results of all checks (the ladder) of every run.
+    """Yield the name and the ladder (rungs, or check results, by name) of every run.
 
     Args:
         params: Parameters, which list the runs.
         config: The reference run; it is trained here unless the run ``gloo-1`` is it.
-        evidence: Folder of the verify stage.
+        evidence: Folder of the verify stage, with a subfolder per run.
 
     Raises:
         OSError: A run has no evidence.
@@ -150,8 +150,8 @@ def ladders(
 def across_world_sizes(
     run: str, params: Params, config: RunConfig, evidence: Path
 ) -> Rungs:
-    """Require equal bits in the final states of ``run`` and of the gloo run with the
-    fewest processes. Empty unless the strategy promises them, as ``invariant`` does.
+    """Return the rung ``world_sizes``: EQUAL if ``run`` ends with the bits of the gloo
+    run with the fewest processes. Empty if the strategy does not promise that.
     """
     if not config.sync.guarantees.logical_shards:
         return {}

@@ -1,8 +1,8 @@
 """Checks that compare a run with one process on whole batches, within tolerances.
 
-Sums are grouped differently there, so bits differ. Beyond a quick limit, a perturbed
-run (the twin), which starts one unit in the last place away, shows how far rounding
-alone carries each tensor (docs/verdicts.md).
+One process groups sums differently, so bits differ. Beyond a quick limit, a perturbed
+run (the twin), whose start weights are one unit in the last place away, measures how
+far rounding alone moves each tensor (docs/verdicts.md).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -41,10 +41,10 @@ EARLY = 3
 def one_process_rungs(
     run: Evidence, one: Evidence, train: RunConfig, atol: float, twin: Twin
 ) -> dict[str, Rung]:
-    """Compare ``run`` with ``one``, the run of one process, and return rungs (results)
-    by name. If the forward pass draws random numbers or normalizes by its batch, only
-    data and loss are compared. ``atol`` is a limit for :func:`state_limits`, and
-    ``twin`` trains the perturbed run when a limit is exceeded.
+    """Compare ``run`` with ``one``, the run of one process; return rungs (results) by
+    name. If the forward pass draws random numbers or normalizes by its batch, only data
+    and loss are compared. ``atol`` is for :func:`state_limits`. ``twin(steps)`` trains
+    the perturbed run; it is called only if a quick limit is exceeded.
     """
     forward = forward_of(run.rows, train)
 
@@ -94,8 +94,8 @@ def _noted(rung: Rung, note: str) -> Rung:
 
 @dataclass(frozen=True)
 class Limits:
-    """Quick limits of absolute differences by tensor: for every element, and for 99.9 %
-    of all elements (``common``; None if there is no such limit).
+    """Allowed absolute differences, by tensor name: of every element, and of 99.9 % of
+    all elements (``common``; None for no such limit).
     """
 
     every: Mapping[str, float]
@@ -103,8 +103,8 @@ class Limits:
 
 
 def gradient_limits(one: Tensors) -> Limits:
-    """Return the limits of gradients at step 0, where weights are equal: 1e-5 of the
-    model's largest gradient, 1e-13 of it in float64.
+    """Return the limits of gradients at step 0, where both runs have equal weights: the
+    largest element in ``one`` (the reference's gradients) times 1e-5, in float64 1e-13.
     """
     largest = max((_size(gradient) for gradient in one.values()), default=0.0)
     share = GRADIENT_SHARE_FLOAT64 if _all_float64(one) else GRADIENT_SHARE
@@ -112,9 +112,10 @@ def gradient_limits(one: Tensors) -> Limits:
 
 
 def state_limits(one: Tensors, start: Tensors, train: RunConfig, atol: float) -> Limits:
-    """Return the limits of a state. SGD: 1e-4 of the distance of the tensor from its
-    ``start``. AdamW: the learning rate, and ``atol`` times rate / 3e-4 for 99.9 % of
-    the elements. Both add ``UNITS`` ULP of the values. All-float64 models: 1e-11.
+    """Return the limits of a model state; ``one`` is the reference's. SGD: 1e-4 of each
+    tensor's distance from its ``start``. AdamW: ``atol`` * rate / 3e-4 for 99.9 % of
+    all elements, and the learning rate (if larger) for each. Both add ``UNITS`` ULP of
+    the tensor's largest element. All-float64 models: 1e-11.
     """
     if _all_float64(one):
         return Limits(dict.fromkeys(one, STATE_FLOAT64))
@@ -136,10 +137,11 @@ def close_rung(
     unit: Callable[[], float] = lambda: 0.0,
     explained: CheckVerdict = CheckVerdict.WITHIN,
 ) -> Rung:
-    """Require that ``run`` differs from ``one`` by at most the quick limits. Beyond
-    them the verdict is ``explained`` if each tensor is within ten times the distance of
-    the perturbed run ``twin``, or ``UNITS`` times ``unit`` of its largest element (both
-    computed on demand), else a breach.
+    """Return a rung: EQUAL, or WITHIN if ``run`` differs from ``one`` by at most
+    ``limits``. Beyond these, ``explained`` if each tensor that exceeds them differs by
+    at most ten times the distance of ``twin()`` (the perturbed run) from ``one``, or
+    ``UNITS`` times ``unit()`` times its largest element; otherwise, and for a NaN,
+    BREACH.
     """
     apart = distance(run, one)
     if apart.max_abs_diff is None or first_nan(run):
@@ -183,8 +185,8 @@ def _by_twin(
 
 
 def loss_rung(losses: Sequence[float], one_process: Sequence[float]) -> Rung:
-    """Require that the mean loss over the last quarter of the steps is at most 5 %
-    above ``one_process``: approximate gradients may learn differently, not worse.
+    """Return a rung: WITHIN if the last quarter of ``losses`` has a mean at most 5 %
+    above ``one_process``. Approximate gradients may learn differently, not worse.
     """
     last = max(1, len(losses) // 4)
     ours, theirs = (sum(x[-last:]) / last for x in (losses, one_process))

@@ -15,9 +15,9 @@ CHUNK_ELEMENTS = 1 << 14
 
 @dataclass(frozen=True)
 class Distance:
-    """Largest distance of two sets of tensors; ``tensor`` is the first that differs.
-    The numbers are None if it cannot be compared or contains a NaN; ``max_abs_diff``
-    also if an infinity meets a different value.
+    """Largest distance between two named sets of tensors. ``tensor`` is the first that
+    differs, or None; distances are None if names, shapes, dtypes or a NaN prevent a
+    comparison, and ``max_abs_diff`` also if an infinity meets a different value.
     """
 
     bytes_equal: bool
@@ -40,9 +40,9 @@ class Gap:
 
 
 def ulp_distance(a: Tensor, b: Tensor) -> npt.NDArray[np.uint64]:
-    """Count the representable values between tensors of one dtype, per element (flat),
-    also across zero; a complex number has two elements. NaN has no position in this
-    order: check for it first.
+    """Return the number of representable values between two tensors of one dtype, per
+    element, flat; a complex number has two. Also correct across zero. NaN has no place
+    in this order: check for it first.
     """
     x, y = _ordered(_flat(a)), _ordered(_flat(b))
     return np.where(x > y, x - y, y - x)
@@ -61,7 +61,7 @@ def _ordered(flat: Tensor) -> npt.NDArray[np.uint64]:
 
 
 def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Distance:
-    """Compare two named sets of tensors on the CPU, including names, shapes, dtypes."""
+    """Return the distance between two sets of CPU tensors, compared by name."""
     for name in sorted(a.keys() ^ b.keys()):
         return Distance(False, None, None, name)
     differing, ulp, gap = [], 0, 0.0
@@ -78,7 +78,7 @@ def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Distance:
 
 
 def tensor_gap(a: Tensor, b: Tensor) -> Gap:
-    """Compare two tensors of one dtype and shape in chunks, which saves memory."""
+    """Return the gap of two tensors of one dtype and shape; chunks save memory."""
     count, first, ulp, gap, nan = 0, None, 0, 0.0, False
     for start, x, y in _chunks(a, b):
         places = (_unsigned(x) != _unsigned(y)).nonzero()[0]
@@ -104,7 +104,7 @@ def _chunks(a: Tensor, b: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
 
 
 def num_nan(tensor: Tensor) -> int:
-    """Count NaN elements; a complex number has two components to count."""
+    """Count NaN values; in complex numbers, real and imaginary parts separately."""
     if not (tensor.is_floating_point() or tensor.is_complex()):
         return 0
     return sum(int(x.isnan().sum()) for _, x, _ in _chunks(tensor, tensor))

@@ -1,4 +1,4 @@
-"""Findings of the rules, each an alarm or a note, and comparison of ranks' values."""
+"""Findings of the rules, alarms (faults) and notes, and comparison of ranks' values."""
 
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
@@ -34,11 +34,12 @@ TROUBLE = {"not finite", "stall"}
 
 @dataclass(frozen=True)
 class Alarm:
-    """A problem found by a rule, with its probable ``cause``.
+    """A finding of ``rule`` at ``step``: ``what`` is wrong, and the probable ``cause``.
 
-    ``ranks`` are those that differ from the rest; empty if all are affected. ``severe``
-    is False for a note, which may be intended. ``tensors`` are all affected ones, if
-    the rule lists them: the problem is reported again if many more are affected later.
+    ``ranks``: those that differ from the rest; empty if all are affected. ``tensor``:
+    one that is affected, or "". ``severe``: False for a note, which may be intended.
+    ``tensors``: all affected ones, if the rule lists them; if many more are affected
+    later, the finding is reported again.
     """
 
     rule: str
@@ -52,7 +53,7 @@ class Alarm:
 
     @property
     def line(self) -> str:
-        """Return the line to be printed: the place, what is wrong, and the cause."""
+        """Return the line to print: the place, what is wrong, and the cause."""
         note = "" if self.severe else "note: "
         tensor = f", tensor {self.tensor}" if self.tensor else ""
         ranks = f", {in_ranks(self.ranks)}" if self.ranks else ""
@@ -73,7 +74,7 @@ class Alarm:
 
 
 def alarm(rows: Rows, rule: str, what: str, cause: str, **rest: Any) -> Alarm:
-    """Return an :class:`Alarm` for the step of ``rows``; ``rest``: more fields."""
+    """Return an :class:`Alarm` for the step of ``rows``; ``rest``: its other fields."""
     return Alarm(rule, rows[0]["step"], what, cause, **rest)
 
 
@@ -92,27 +93,27 @@ def page_on(row: Row) -> str:
 
 
 def in_ranks(ranks: Sequence[int]) -> str:
-    """Return a text, ``rank 1`` or ``ranks 0, 1``; of many, the first :data:`NAMED`."""
+    """Return ``rank 1`` or ``ranks 0, 1``; of many, only the first :data:`NAMED`."""
     more = f" and {len(ranks) - NAMED} more" if len(ranks) > NAMED else ""
     first = ", ".join(map(str, ranks[:NAMED]))
     return f"rank{'s' * (len(ranks) > 1)} {first}{more}"
 
 
 def lacks(ranks: Sequence[int], folder: object) -> str:
-    """Return a message: files of ``ranks`` are not in ``folder``, and which to copy."""
+    """Return a message: files of ``ranks`` are missing in ``folder``, so copy them."""
     files = f"rank-{ranks[0]}.jsonl and times-{ranks[0]}.csv"
     files += f", and the files of {in_ranks(ranks[1:])}" if ranks[1:] else ""
     return f"lacks {in_ranks(ranks)}: copy {files} from another host into {folder}"
 
 
 def unless_all(ranks: Sequence[int], rows: Rows) -> Sequence[int]:
-    """Return ``ranks``, or nothing if these are all ranks of ``rows``."""
+    """Return ``ranks``, or an empty tuple if these are all ranks of ``rows``."""
     return ranks if len(ranks) < len(rows) else ()
 
 
 def unlike(values: Sequence[Hashable]) -> list[int]:
-    """Return the ranks whose value is not the most frequent one (of several such, the
-    first); empty if all are equal. ``values``: one per rank, at least one.
+    """Return the ranks whose value is not the most frequent one (in a tie, the one that
+    comes first); empty if all are equal. ``values``: one per rank, at least one.
     """
     if values.count(values[0]) == len(values):
         return []

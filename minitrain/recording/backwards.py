@@ -2,8 +2,8 @@
 sketches of this rank's gradients before any reduction, of a step and of each pass.
 
 Gradients that were dropped before a step (``zero_grad`` after a step that a loss scaler
-skipped) belong to no step, nor do their passes. Gradients that a step leaves in place
-go into the next one. A hook before a backward pass adds to a gradient detects both.
+skipped) belong to no step, nor do their passes. Gradients left in place by a step count
+for the next one. To detect both, a hook runs before each addition to a gradient.
 """
 
 import weakref
@@ -28,8 +28,8 @@ MOST_PASSES = 16
 
 @dataclass
 class Pass:
-    """A training pass. ``told``: facts for the row of its step, such as its inputs.
-    ``first``: more facts, such as buffers, which only the first pass of a step has.
+    """A training pass, with its ``number`` among recorded ones. ``told``: facts for the
+    row of its step. ``first``: more facts, None unless it is the step's first pass.
     """
 
     number: int
@@ -44,8 +44,8 @@ class Pass:
 class Gradient:
     """Record of one parameter's ``.grad``. ``since``: number of the first forward pass
     accumulated in it. ``carried``: it still contains the previous step's gradient (no
-    zero_grad). ``touched``: it was modified between two backward passes, the first of
-    them under no_sync.
+    zero_grad). ``touched``: it was modified after a backward pass under no_sync and
+    before the next backward pass.
     """
 
     since: int
@@ -66,10 +66,10 @@ class Gradient:
 class Backwards:
     """Sketches of this rank's gradients before any reduction, by name of parameter.
 
-    A hook before a backward pass adds to a gradient enters it in ``known``. A hook
-    after that sketches or copies it, if the pass synchronizes; else the next pass adds
-    to it. :meth:`take` returns the sketches at the optimizer's step. After the step,
-    rows.py deletes its gradients from ``known``.
+    A hook that runs before a backward pass adds to a gradient enters it in ``known``. A
+    hook after the addition sketches or copies the gradient, if the pass synchronizes.
+    :meth:`take` returns the sketches at the optimizer's step. After the step, rows.py
+    deletes its gradients from ``known``.
     """
 
     def __init__(self) -> None:
@@ -92,8 +92,8 @@ class Backwards:
         self._num_kept = 0
 
     def listen(self, inner: nn.Module) -> None:
-        """Add hooks to parameters that require a gradient and have none yet. Sharded
-        ones are skipped: no rank has their gradients before the reduction.
+        """Add hooks to parameters that require a gradient and have no hooks yet.
+        Sharded ones are skipped: no rank has their gradients before the reduction.
         """
         for name, parameter in parameters_of(inner).items():
             heard = self._heard.get(id(parameter), lambda: None)() is parameter
@@ -170,8 +170,8 @@ class Backwards:
     def take(
         self, names: list[str]
     ) -> tuple[dict[str, Sketch], dict[str, list[Sketch]]]:
-        """Remove and return the sketches of ``names``, those that exist; and for
-        gradients of several passes, a list with the sketch of each pass's share.
+        """Remove and return the sketches of gradients ``names`` that exist; for those
+        of several passes, also a list with the sketch of each pass's share.
         """
         self._sketch_kept()
         own = {n: self._own_sketches.pop(n) for n in names if n in self._own_sketches}

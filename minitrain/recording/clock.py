@@ -1,11 +1,11 @@
 """The clock of a recording: the time of each phase of a step, by hooks of torch.
 
-Stamps follow each other without a gap, from the end of one optimizer step to the end of
-the next, so that the phases add up to the step: data until the forward pass begins;
-forward until a gradient reaches what the model returned, the loss included; backward
-until the last gradient of this rank; exposed communication until backward returns, with
-DDP's own callback; other, such as clipping, until the optimizer begins; optimizer. Over
-the passes of an accumulated step they are summed.
+Time stamps are taken from the end of one optimizer step to the end of the next, without
+gaps, so that the phases add up to the step: data until the forward pass begins;
+forward, with the loss, until a gradient reaches the model's output; backward until the
+last gradient of this rank; exposed communication until backward returns, after DDP's
+own callback; other, such as clipping, until the optimizer begins; optimizer. With
+gradient accumulation, each phase is summed over the passes of a step.
 """
 
 import socket
@@ -56,13 +56,15 @@ def path_of_times(folder: Path, rank: int) -> Path:
 
 
 def host() -> str:
-    """Return an ID that is equal for processes whose clocks can be compared."""
+    """Return an ID; clocks of processes with equal IDs can be compared."""
     return BOOT_ID.read_text().strip() if BOOT_ID.exists() else socket.gethostname()
 
 
 @dataclass
 class Timed:
-    """A step: the phases (name, begin, end), and counts of samples and evaluations."""
+    """Times of a step: ``spans`` (phase, begin, end), and ``last_gradient_ns`` (None on
+    a GPU); numbers of ``samples``, and of evaluation passes (``evals``).
+    """
 
     spans: list[tuple[str, Any, Any]] = field(default_factory=list)
     last_gradient_ns: int | None = None
@@ -74,9 +76,9 @@ class RecordingClock:
     """Time the phases of one rank's steps, and append a row per step to its file.
 
     The recorder calls it as a training pass begins and ends, and as an optimizer does;
-    :meth:`restart` excludes the recorder's own work. ``phase`` is the current one since
-    ``stamped_s`` (of ``time.monotonic``), after ``steps`` steps, in ``thread``. On GPUs
-    stamps are CUDA events, which are read once they have happened.
+    :meth:`restart` excludes the recorder's own work. ``phase``: the current phase,
+    begun at ``stamped_s`` (``time.monotonic``) after ``steps`` steps; ``thread`` runs
+    the passes. On GPUs stamps are CUDA events, read once they have happened.
     """
 
     def __init__(self, folder: Path, rank: int) -> None:
@@ -90,7 +92,7 @@ class RecordingClock:
         self.steps, self.stamped_s, self.thread = 0, time.monotonic(), 0
 
     def use_events(self) -> None:
-        """Time a model on a GPU by CUDA events from here on, within "data"."""
+        """Switch to CUDA events, for a model on a GPU; call it in phase "data"."""
         self.mark("data", "data")
         self._now, self._on_gpu = _event, True
         self.restart()
@@ -118,7 +120,7 @@ class RecordingClock:
         self._timed.samples += 0 if first is None else len(first)
 
     def pass_ended(self, outputs: Any, then: Callable[[], None] | None) -> None:
-        """End a forward pass; as its backward begins, time that and call ``then``."""
+        """End a forward pass. ``then`` is called when its backward pass begins."""
         self.mark("forward", "forward")
         self._at_backward = then
         for tensor in tensors_of(outputs):

@@ -1,7 +1,6 @@
 """Keys of the lines of a recording, with their types and ranges.
 
-A line is checked once, as it is read, so that its readers can rely on it. Unknown keys
-are ignored.
+Each line is checked once, when it is read. Unknown keys are ignored.
 """
 
 from collections.abc import Mapping
@@ -46,7 +45,7 @@ Names = list[StrictStr]
 
 
 class About(BaseModel):
-    """A parameter of the model: an entry of the header."""
+    """A parameter of the model: an entry of ``parameters`` in the header."""
 
     shape: list[Count]
     dtype: StrictStr
@@ -77,7 +76,7 @@ class Called(BaseModel):
 
 
 class Group(BaseModel):
-    """A parameter group of an optimizer."""
+    """A parameter group of an optimizer: names of parameters, and their settings."""
 
     parameters: Names
     settings: dict[str, StrictStr | StrictBool | StrictFloat | list[StrictFloat]]

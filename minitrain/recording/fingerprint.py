@@ -1,12 +1,12 @@
 """Fingerprints of tensors: a BLAKE3 hash, a norm, and a sketch of eight numbers.
 
 The sketch is linear: the sketch of a mean of tensors is the mean of their sketches, and
-the distance of two sketches estimates the distance of two tensors, to about a third.
-So a recording can be compared with another, or with the mean of its ranks, without the
-tensors. Each element is added to one of the bins with a sign. Half of the sign is
-random by the element's place in a block, the other half by the block and the eighth of
-it; bins go round in a row of 64, from a random one on. So neither rows nor columns of a
-matrix share a bin or a sign.
+the distance of two sketches estimates the distance of two tensors, to about a third. So
+a recording can be compared with another, or with the mean of its ranks, without the
+tensors. Each element is added with a sign to one of eight bins. The sign is the product
+of two random signs: by the element's place in its block of 16,384, and by the eighth of
+the block it is in. Within a row of 64 elements the bins cycle, from a random one on. So
+neither rows nor columns of a matrix share a bin or a sign.
 """
 
 import hashlib
@@ -45,8 +45,8 @@ def digest(tensor: Tensor) -> str:
 
 
 def sketch(tensor: Tensor) -> list[float]:
-    """Return eight numbers that are linear in ``tensor``. Shape and type do not matter,
-    only the elements in row-major order, but for rounding in float64.
+    """Return eight numbers that are linear in the elements of ``tensor``, in row-major
+    order. Its shape and dtype do not matter, except for rounding in float64.
     """
     return _sketch_and_norm(gathered(tensor))[0]
 

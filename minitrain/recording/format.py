@@ -1,10 +1,10 @@
-"""A recording on the disk: ``rank-R.jsonl`` in a folder, one JSON object a line.
+"""File format of a recording: ``rank-R.jsonl`` in a folder, one JSON object a line.
 
-Each line is flushed, so that a killed run leaves all that it recorded. First comes a
-``recording`` (the header), then a ``step`` for each recorded step of each optimizer,
-``alarm`` and ``note`` for findings of the rules, and an ``end``; without it the
-recording ended early. Numbers that are not finite are written as Python's JSON has
-them: NaN, Infinity.
+Such an object is called a row. The first is the header, of kind ``recording``. Then
+come a ``step`` for each recorded step of each optimizer, an ``alarm`` or ``note`` for
+each finding of the rules, and an ``end``, which is missing if the recording ended
+early. Each line is flushed, so a killed run leaves all that it recorded. Numbers that
+are not finite are written as Python's JSON has them: NaN, Infinity.
 """
 
 import json
@@ -29,9 +29,9 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class OfRank:
-    """The recording of one rank. ``steps``: rows by (optimizer, step), in their order.
-    ``alarms``: findings, notes included, also those after the end. ``end`` is None if
-    the recording ended early.
+    """The recording of one rank, as rows. ``steps``: by (optimizer number, step), in
+    file order. ``alarms``: alarms and notes, including those after the end. ``end``:
+    None if the recording ended early.
     """
 
     header: Row
@@ -42,30 +42,30 @@ class OfRank:
 
 @dataclass(frozen=True)
 class Recording:
-    """The recording of a run: ``ranks`` has each rank whose file is in ``folder``."""
+    """The recording of a run. ``ranks``: by rank, those with a file in ``folder``."""
 
     folder: Path
     ranks: dict[int, OfRank]
 
     @property
     def world_size(self) -> int:
-        """The number of ranks of the run, whether or not all of them are here."""
+        """The number of ranks of the run, including :attr:`missing` ones."""
         return int(next(iter(self.ranks.values())).header["world_size"])
 
     @property
     def missing(self) -> list[int]:
-        """The ranks without a recording here."""
+        """The ranks without a recording in ``folder``."""
         return [rank for rank in range(self.world_size) if rank not in self.ranks]
 
 
 def path_of_rank(folder: Path, rank: int) -> Path:
-    """Return the path of the file that ``rank`` writes."""
+    """Return the path of the recording of ``rank``, a file in ``folder``."""
     return folder / f"rank-{rank}.jsonl"
 
 
 def folder_of_attempt(folder: Path, rank: int) -> Path:
-    """Return the folder in which ``rank`` records: ``folder``, or a subfolder for each
-    attempt if torchrun may restart failed ranks (``--max-restarts``).
+    """Return the folder in which ``rank`` records: ``folder``, or its subfolder
+    ``attempt-N`` if torchrun may restart failed ranks (``--max-restarts``).
     """
     most, number, hosts = (
         int(os.environ.get(name, default))
@@ -84,14 +84,14 @@ def folder_of_attempt(folder: Path, rank: int) -> Path:
 
 
 def attempt_of(folder: Path) -> int:
-    """Return the number of the attempt that is recorded in ``folder``."""
+    """Return N if ``folder`` is named ``attempt-N``, else 0."""
     match = ATTEMPT.fullmatch(folder.name)
     return int(match[1]) if match else 0
 
 
 def last_attempt(folder: Path) -> Path:
-    """Return the subfolder of the last attempt that was recorded in ``folder``; without
-    attempts, ``folder`` itself. UserError if both have recordings.
+    """Return the last subfolder ``attempt-N`` of ``folder`` that has a recording;
+    ``folder`` itself if none has. UserError if both have recordings.
     """
     found = {
         int(match[1]): path
@@ -110,7 +110,7 @@ def is_recording(path: Path) -> bool:
 
 
 def ranks_in(folder: Path) -> list[int]:
-    """Return the ranks that began to record in ``folder``, sorted."""
+    """Return the ranks that have a file ``rank-R.jsonl`` in ``folder``, sorted."""
     names = [
         re.fullmatch(r"rank-(0|[1-9]\d*)\.jsonl", p.name) for p in folder.iterdir()
     ]

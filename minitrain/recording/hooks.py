@@ -1,6 +1,6 @@
-"""Hooks of a model: its forward passes, wrappers, modes and names.
+"""Helpers of the recorder's hooks: kind of a forward pass, wrappers, and plain names.
 
-They are documented hooks of torch, which draw no random numbers and change nothing.
+The hooks are documented ones of torch, draw no random numbers and change nothing.
 """
 
 import inspect
@@ -60,7 +60,7 @@ class Tap:
 
 
 def inside(module: nn.Module) -> nn.Module | None:
-    """Return the module that a wrapper such as DDP holds; None if it is no wrapper."""
+    """Return the module that a wrapper such as DDP holds; None for other modules."""
     children = dict(module.named_children())
     for name in INSIDE:
         if name in children and len(_ids(module) - _ids(children[name])) == 0:
@@ -92,8 +92,8 @@ def called_modules(inner: nn.Module) -> list[nn.Module]:
 def plain_names(
     inner: nn.Module, named: Iterable[tuple[str, Named]]
 ) -> dict[str, Named]:
-    """Return ``named``, such as ``inner.named_parameters()``, with the prefixes of
-    wrappers removed from the names; of modules with one name, the innermost.
+    """Return ``named``, such as ``inner.named_parameters()``, with prefixes of wrappers
+    removed from the names; of modules that then have one name, the innermost.
     """
     wrapped = [
         f"{path}."
@@ -113,12 +113,12 @@ def plain_names(
 
 
 def parameters_of(inner: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the current parameters by name; a run may replace them later."""
+    """Return the current parameters by name, without prefixes of wrappers."""
     return plain_names(inner, inner.named_parameters())
 
 
 def tied(inner: nn.Module) -> dict[str, str]:
-    """Return each further name of a tied parameter, with the first name of it."""
+    """Map each further name of a tied (shared) parameter to its first name."""
     named = plain_names(inner, inner.named_parameters(remove_duplicate=False))
     first: dict[int, str] = {}
     found = {name: first.setdefault(id(p), name) for name, p in named.items()}
@@ -126,8 +126,8 @@ def tied(inner: nn.Module) -> dict[str, str]:
 
 
 def replaced_in(wrapper: nn.Module | None, inner: nn.Module) -> dict[str, str]:
-    """Return names of parameters that were put into ``inner`` after DDP (``wrapper``)
-    was built, each with the name of the one that it was tied to until then, or "".
+    """Return names of parameters put into ``inner`` after DDP (``wrapper``) was built,
+    each with the name of the parameter that it was tied to until then, or "".
     """
     taken = {id(p): p for p in parameters_of_ddp(wrapper)}
     if wrapper is None or not taken:
@@ -154,14 +154,14 @@ def is_in_parts(parameter: Tensor) -> bool:
 
 
 def named_tensors(inner: nn.Module) -> dict[str, Tensor]:
-    """Return the current parameters and buffers by name."""
+    """Return the current parameters and buffers by name, without wrappers' prefixes."""
     return plain_names(inner, [*inner.named_parameters(), *inner.named_buffers()])
 
 
 def is_pass_with_others(inner: nn.Module) -> bool:
-    """Return true if the forward pass that begins runs with other tensors than the
-    model's own (``functional_call``), or within a transform of torch.func, whose
-    tensors have no values that could be read.
+    """Return true if the forward pass that begins uses tensors other than the model's
+    own (``functional_call``), or runs in a transform of torch.func, whose tensors have
+    no values that could be read.
     """
     # a buffer may be one that the model computed
     is_own = all(parameter.is_leaf for parameter in inner.parameters())
@@ -194,8 +194,8 @@ def _checkpointing() -> set[str]:
 
 
 def is_within_itself(module: nn.Module) -> bool:
-    """Return true if the running forward pass of ``module`` is nested in another one of
-    it, as when Lightning makes the training step the pass of a wrapped module.
+    """Return true if a forward pass of ``module`` runs within another pass of it, as
+    when Lightning makes the training step the pass of a wrapped module.
     """
     passes = (
         frame.f_locals.get("self") is module
@@ -229,8 +229,8 @@ def _callers() -> Iterator[FrameType]:
 
 
 def acts_in_training(inner: nn.Module) -> bool:
-    """Return true if a module of ``inner`` would compute something else in evaluation
-    mode: dropout or batch norm, in training mode.
+    """Return true if ``inner`` has dropout or batch norm in training mode, which would
+    compute something else in evaluation mode.
     """
     for module in inner.modules():
         # attention and recurrent layers have the share in ``dropout``

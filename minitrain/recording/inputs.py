@@ -24,7 +24,7 @@ def sample_digests(inputs: Any) -> tuple[list[str], str, list[list[str]]]:
 
     First, one for each sample: a row of all tensors with as many rows as the first one.
     Second, one for all other tensors, such as a table; "" if there are none. Third, for
-    each sample, if it is a sequence of tokens, two without its padding.
+    each sample that is a token sequence, two: with one element of padding, and none.
     """
     tensors = [gathered(t) for t in tensors_of(inputs) if t.dim()]
     if not tensors:
@@ -121,7 +121,7 @@ class Generators:
         self._others: dict[str, str] = {}
 
     def step_ends(self) -> None:
-        """Save the states, which the model may have advanced."""
+        """Save the states at a step's end, as the model may have advanced them."""
         self._torch, self._others = torch.get_rng_state(), _states_of_others()
 
     def forget(self) -> None:
@@ -152,9 +152,7 @@ def _hex(state: Any) -> str:
 
 
 def _only_seeds(before: torch.Tensor) -> bool:
-    """Return whether torch's generator gave no more than seeds, as it does to loaders
-    and samplers at the start of an epoch.
-    """
+    """Return true if torch's generator gave at most seeds, to loaders and samplers."""
     generator, now = torch.Generator(), torch.get_rng_state()
     generator.set_state(before)
     for _ in range(MOST_SEEDS):

@@ -1,5 +1,5 @@
-"""Fingerprints of what each module of the model gets and returns in a recorded step, in
-the order in which they end.
+"""Fingerprints of the inputs and outputs of each module of the model in a recorded
+step, in the order in which the calls end.
 """
 
 import math
@@ -42,7 +42,7 @@ class ModuleCalls:
         self.calls: list[Row] = []
 
     def listen(self, inner: nn.Module, called: nn.Module) -> None:
-        """Hook all modules within ``called``, by their names in ``inner``."""
+        """Add hooks to all modules in ``called``; rows name them as ``inner`` does."""
         self.forget()
         self.calls = []
         paths = ((f"{path}.", module) for path, module in inner.named_modules())

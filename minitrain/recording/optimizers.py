@@ -1,8 +1,8 @@
 """Hooks of optimizers: they run at each step, made by any caller.
 
-Torch's global hooks of optimizers also see one in a wrapper (Accelerate, Fabric, a loss
-scaler), and one that is made late. Of nested steps, as in ZeroRedundancyOptimizer, the
-outermost counts.
+Torch's global hooks of optimizers also run for optimizers in a wrapper (Accelerate,
+Fabric, a loss scaler), and for those made late. Of nested steps, as in
+ZeroRedundancyOptimizer, the outermost counts.
 """
 
 import weakref
@@ -43,11 +43,11 @@ _note_once = cache(note)
 
 @dataclass
 class Stepped:
-    """The steps of one optimizer; ``number`` counts optimizers from 0. ``steps`` it has
-    made; its last step was the ``last``-th of all optimizers'. As that ended, the model
-    had made ``passes`` in recorded steps, ``forwards`` in training, and ``evals`` in
-    evaluation mode. ``held``: ``id`` of the parameters that it had at first.
-    ``by_closure``: its current step computes the gradients itself.
+    """The steps of one optimizer: its ``number`` from 0, and how many ``steps`` it
+    made. Counts when the last of these ended: ``last``, steps of all optimizers;
+    ``passes``, forward passes in recorded steps; ``forwards`` and ``evals``, in
+    training and evaluation mode. ``held``: ``id`` of the parameters it had at first.
+    ``by_closure``: the current step computes gradients itself.
     """
 
     number: int
@@ -61,12 +61,12 @@ class Stepped:
     by_closure: bool = False
 
     def is_due(self, every: int) -> bool:
-        """Return true if its next step is to be recorded."""
+        """Return true if the optimizer's next step is to be recorded."""
         return self.steps < FIRST_STEPS or self.steps % spacing(self.steps, every) == 0
 
     def grad_scale(self) -> float:
-        """Return the factor by which the optimizer still has to divide the gradients:
-        a loss scaler leaves this to fused ones. 1 if there is none.
+        """Return the factor by which the optimizer still has to divide the gradients: a
+        loss scaler leaves this to fused optimizers. 1 if there is none.
         """
         scale = getattr(self.optimizer, "grad_scale", None)
         return 1.0 if scale is None else float(scale)
@@ -77,7 +77,7 @@ class Stepped:
 
     def parts(self) -> str:
         """Return as text how many gradients and states a recorded step gathers. Ranks
-        compare it first: with another number on a rank, gathering would hang.
+        compare these texts first: if they differed, gathering would hang.
         """
         held = _held(self.optimizer)
         gradients = sum(parameter.grad is not None for parameter in held)
@@ -106,9 +106,9 @@ class Stepped:
         ]
 
     def moments(self, names: Mapping[int, str]) -> dict[str, str]:
-        """Return a hash of the optimizer's state of each parameter, by name (``names``
-        by ``id``); "" has all without a name. DTensors are gathered (collective); with
-        ZeroRedundancyOptimizer, only the parameters that this rank updates.
+        """Map each parameter's name (``names`` by ``id``) to a hash of its optimizer
+        state; "" stands for all without a name. DTensors are gathered (collective);
+        with ZeroRedundancyOptimizer, only this rank's parameters.
         """
         keeps: Any = self.optimizer
         if not keeps.state:
@@ -195,7 +195,7 @@ def unwrapped(given: Any) -> list[Optimizer] | None:
 class Optimizers:
     """Call ``before(stepped)`` and ``after(stepped)`` around every outermost step of
     the optimizers ``given``; if None, of those that hold a parameter of the model.
-    ``seen`` are those with a step, or given; ``steps`` is the sum of their steps.
+    ``seen``: those given, or with a step begun; ``steps``: sum of their steps.
     """
 
     given: list[Optimizer] | None
@@ -231,7 +231,7 @@ class Optimizers:
         self._known |= {id(p): weakref.ref(p) for p in parameters}
 
     def are_due(self, every: int) -> bool:
-        """Return true if any optimizer's next step is recorded, or none has stepped."""
+        """Return true if any active optimizer ``is_due``, or none has stepped yet."""
         stepped = self._stepped()
         at_work = [one for one in stepped if self.steps - one.last <= IDLE]
         return not stepped or any(one.is_due(every) for one in at_work)
@@ -252,8 +252,8 @@ class Optimizers:
         return {held for one in alive for held in one.holds()}
 
     def forward_begins(self) -> None:
-        """Handle the begin of a forward pass. Within a step it belongs to the closure;
-        without one, an error has ended the step, which no hook reports.
+        """Drop an unfinished step as a forward pass begins: an error has ended it,
+        which no hook reports. Keep a step with a closure, to which the pass belongs.
         """
         if self._within and not self._within[0][1]:
             self._within.clear()

@@ -1,8 +1,8 @@
-"""The recorder: two lines in any training loop (``minitrain.record``).
+"""Recorder of a training loop, added to it in two lines (``minitrain.record``).
 
-The first three steps of each optimizer and every so many after are recorded; between
-them hooks only count passes and steps, and the clock runs. The hooks change nothing, so
-the run has the bits of the same run without a recorder.
+It records the first three steps of each optimizer and then every so many. At other
+steps its hooks only count passes and steps, and time the phases. The hooks change no
+value: results are bit-identical to a run without a recorder.
 """
 
 import sys
@@ -46,31 +46,32 @@ AFTER_AN_ERROR_S = 1.0
 class Recorder:
     """Record what the training of a model computes, in one file per rank.
 
-    Use it as a context manager, or call ``start`` and ``stop``; the loop stays as it
-    is. Model and optimizers may be wrapped before or after. Of each optimizer the steps
-    0, 1, 2 and each ``every``-th are recorded; unless that is 1, a tenth of these after
-    1,000 of them, and so on. At such a step the ranks are compared, and each problem
-    is reported in one line on stderr.
+    Use it as a context manager, or call ``start`` and ``stop``; the loop needs no other
+    change. Model and optimizers may be wrapped before or after. Steps 0, 1 and 2 of
+    each optimizer and each ``every``-th are recorded; if ``every`` is above 1, after
+    1,000 of them only each tenth is, and so on. At recorded steps the ranks are
+    compared, and each problem is reported in one line on stderr.
 
-    With MINITRAIN_TWIN=1 in the environment, all initial weights are changed by one
-    unit in the last place, to measure the effect of rounding alone.
+    MINITRAIN_TWIN=1 in the environment makes this a perturbed run: all initial weights
+    are changed by one unit in the last place, to measure the effect of rounding alone.
 
     Args:
         model: the model, or a wrapper of it.
-        optimizer: None stands for all that hold parameters of the model, also those
-            that are made later.
-        folder: a folder without a recording.
+        optimizer: an optimizer, or a list. None: all optimizers that hold parameters of
+            the model, including those made later.
+        folder: where to write; must not have a recording yet.
         every: number of steps from one recorded step to the next.
         on_alarm: "raise" ends the run on all ranks with EvidenceError; for that the
-            ranks wait for each other at recorded steps. Notes never end it.
-        timeout_s: seconds after which a rank that does not arrive, or a step that does
-            not end, is reported. With sharded parameters the ranks wait for each other
-            at recorded steps, at most so long.
+            ranks wait for each other at recorded steps. Notes, which may be intended,
+            do not.
+        timeout_s: seconds after which a missing rank, or a step that does not end, is
+            reported. Also the longest that ranks wait for each other at a recorded
+            step, with sharded parameters or ``on_alarm="raise"``.
         also: other modules that must be equal on all ranks, such as a moving average of
             the weights: ``{"ema": module}``.
-        modules: also record hashes and sketches of what each module within the model
-            gets and returns, so that ``verify`` names the first one that differs. Not
-            available under torch.compile.
+        modules: also record hashes and sketches (short projections) of the inputs and
+            outputs of each module in the model, so that ``verify`` names the first
+            module that differs. Not available under torch.compile.
 
     Raises:
         UserError: an argument is invalid, or the folder has a recording.
@@ -111,8 +112,8 @@ class Recorder:
         self._due = True
 
     def start(self) -> None:
-        """Add the hooks. The first line is written as the first forward pass begins,
-        when the model is wrapped and on its device. UserError if called twice.
+        """Add the hooks. UserError if called twice, or if the folder has a recording.
+        The header is written at the first forward pass, when the model is wrapped.
         """
         if self._state != "new":
             raise UserError(
@@ -136,15 +137,15 @@ class Recorder:
             raise
 
     def stop(self) -> None:
-        """Write the end, and wait for the other ranks' (for ``timeout_s`` at most).
-        While an error ends the run (in ``finally``), only close the files. Calling it
-        twice is harmless. EvidenceError for an alarm, if ``on_alarm`` is "raise".
+        """Write the last row, and wait up to ``timeout_s`` for the other ranks' rows.
+        While an exception propagates (in ``finally``), write no last row. A second call
+        does nothing. Raises EvidenceError for an alarm, if ``on_alarm`` is "raise".
         """
         error = sys.exception()
         self.close(failed=error is not None and error is not self._error_at_start)
 
     def close(self, failed: bool) -> None:
-        """Stop; if the run ``failed``, write no end: it then counts as unfinished."""
+        """Stop; if the run ``failed``, write no last row: it counts as unfinished."""
         if self._state != "recording":
             return
         self._listen_no_more()
@@ -181,8 +182,8 @@ class Recorder:
             )
 
     def loss(self, loss: Tensor | float) -> None:
-        """Record the loss of a step, or of each of its micro-batches: the mean is then
-        recorded. Call it before ``optimizer.step()``: a later one is only reported.
+        """Record the loss of a step; of several calls, one per micro-batch, the mean.
+        Call it before ``optimizer.step()``: a later loss only yields a note.
         """
         if self._state != "recording":
             return
@@ -194,8 +195,8 @@ class Recorder:
             self._rows.loss(loss)
 
     def summary(self) -> dict[str, Any]:
-        """Return what was recorded so far by the ranks whose files are on this host, as
-        :func:`minitrain.show` does of a folder.
+        """Return an overview of the recording so far, from the files on this host, in
+        the form of :func:`minitrain.show`.
         """
         # importing it takes time, which most runs do not need
         from minitrain.recording.shown import show
@@ -292,8 +293,8 @@ class Recorder:
         watch.send(row, line_of(row) if row.pop("modules", None) else line)
 
     def begin(self) -> Watch:
-        """Wait for the other ranks, and write the first line: called as the first
-        forward pass begins. Later calls do nothing. On an error the recording ends.
+        """Return the exchange with other ranks. The first call, at the first forward
+        pass, waits for them and writes the header; an error in it ends the recording.
         """
         if self._watch is not None:
             return self._watch
@@ -332,7 +333,7 @@ class Recorder:
         return watch
 
     def is_awaited(self) -> bool:
-        """Return true if all ranks have begun, and wait for each other's shards."""
+        """Return true if all ranks record, and wait for each other's shards."""
         has_all = self._watch is not None and self._watch.has_all
         return has_all and rows.is_sharded(self._inner)
 

@@ -1,6 +1,4 @@
-"""Rows of a recording: the header, each recorded step from forward pass to optimizer,
-and the end.
-"""
+"""Rows (JSON lines) of a recording: the header, one for each recorded step, the end."""
 
 import os
 import sys
@@ -31,8 +29,8 @@ NO_FIRST: Row = {"random": "", "buffers": {}, "broadcast_buffers": None, "drawn"
 
 
 def rank_and_size() -> tuple[int, int]:
-    """Return rank and world size, from torch.distributed or torchrun's environment;
-    without both, 0 and 1.
+    """Return rank and world size, from torch.distributed or else torchrun's environment
+    variables; 0 and 1 if neither has them.
     """
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
@@ -40,7 +38,7 @@ def rank_and_size() -> tuple[int, int]:
 
 
 def is_twin() -> bool:
-    """Return true if this run starts from perturbed weights (MINITRAIN_TWIN=1)."""
+    """Return true if this is a perturbed run: MINITRAIN_TWIN=1 (:func:`perturb`)."""
     return os.environ.get(TWIN) == "1"
 
 
@@ -56,8 +54,9 @@ def perturb(parameters: Iterable[Tensor]) -> None:
 
 
 def header_of(inner: nn.Module, every: int) -> Row:
-    """Return the first row of a recording: settings, and the model before the first
-    step. Collective for sharded parameters, which are hashed.
+    """Return the header, the first row of a recording: settings, and shapes and hashes
+    of the parameters before the first step. ``inner``: the model without wrappers;
+    ``every``: as in ``record``. Collective if parameters are sharded.
     """
     parameters, pairs = hooks.parameters_of(inner), hooks.tied(inner)
     rank, world_size = rank_and_size()
@@ -110,11 +109,12 @@ def is_sharded(inner: nn.Module) -> bool:
 
 
 class StepRows:
-    """Collect the rows of the recorded steps of ``inner``. In all steps, passes are
-    counted: ``forwards`` in training, and ``evals`` with gradients in evaluation mode.
-    ``also`` are modules that are hashed too, by name. ``calls`` records the calls of
-    the modules within a pass, unless None. ``begun`` has the unfinished row of each
-    optimizer that is at a recorded step, by its number.
+    """Collect the rows of the recorded steps of ``inner``, the model without wrappers.
+
+    ``also``: other modules to hash, by name. ``calls`` records calls of modules within
+    a pass, unless None. ``forwards`` counts training passes, ``evals`` passes with
+    gradients in evaluation mode, both in all steps. ``begun``: the unfinished row of
+    each optimizer that is in a recorded step, by the optimizer's number.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class StepRows:
     def pass_begins(
         self, wrapper: nn.Module | None, module: nn.Module, args: Any, options: Any
     ) -> None:
-        """Read the inputs of a training pass that begins, and the state before it."""
+        """Record a training pass as it begins: its inputs, wrapper and random state."""
         facts = read(module, args, options) | NO_PASS
         if wrapper is not None:
             group = getattr(wrapper, "process_group", None)
@@ -170,7 +170,7 @@ class StepRows:
             }
 
     def pass_ended(self) -> None:
-        """Keep the calls of modules in the training pass that ended, and its draws."""
+        """Record the ended pass's module calls, and if it drew random numbers."""
         self.look_for_draws()
         if self.calls is not None:
             self.calls.forget()
@@ -178,7 +178,7 @@ class StepRows:
                 self._passes[-1].told["modules"] = self.calls.calls
 
     def look_for_draws(self) -> None:
-        """Note if the last pass, or its loss, drew: the loop draws before the next."""
+        """Record whether the last pass, or its loss, drew random numbers so far."""
         if self._passes and not (told := self._passes[-1].told)["draws"]:
             told["draws"] = self._random() != told["random"]
 
@@ -239,7 +239,7 @@ class StepRows:
         return random_digest(next(self._inner.parameters()).device)
 
     def loss(self, loss: Tensor | float) -> None:
-        """Add a loss of the last training pass; a row has the mean of all."""
+        """Add a loss of the last training pass; the step's row gets the mean of all."""
         if self._passes:
             # the loop may change it in place
             told = loss.detach().clone() if isinstance(loss, Tensor) else loss
@@ -248,8 +248,8 @@ class StepRows:
     def step_begins(
         self, stepped: Stepped, optimizers: Optimizers, together: bool
     ) -> None:
-        """Begin the row of a step. Tensor hashes are included only if ``together``:
-        parameters are unsharded, or all ranks have reached this step.
+        """Begin the row of a step of ``stepped``. It gets hashes of tensors only if
+        ``together``: parameters are unsharded, or all ranks have reached this step.
         """
         named = hooks.parameters_of(self._inner) if together else {}
         held, elsewhere = stepped.holds(), optimizers.hold()

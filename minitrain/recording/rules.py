@@ -1,15 +1,15 @@
 """Rules between the ranks of a data-parallel run, checked on their rows.
 
 A rule is a pure function that yields an alarm, or a note for what may be intended. A
-row is a line of a recording, and ``rows`` has the row of each rank for the same step,
-in rank order; ``before`` has the rows of the recorded step before. A fault is reported
-once, at its root: if gradients differ, the parameters that follow from them are not.
+row is a line of a recording; ``rows`` has the row of each rank for one step, in rank
+order, and ``before`` the rows of the previous recorded step (None at the first). A
+fault is reported once, at its root: not parameters that differ because gradients do.
 
 To add a rule, write a generator ``(rows, before) -> Iterable[Alarm]`` in
 rules_of_steps.py or rules_of_gradients.py, and add it to ``RULES``; for an alarm,
 perhaps add a page to ``alarm.PAGES``. Its ``rule`` text must be new: each text is
-reported once per severity. New facts go into rows.py and fields.py (``FIELDS``, or
-``MAY_HAVE`` if optional).
+reported once per severity. New keys of rows go into rows.py and fields.py (``FIELDS``,
+or ``MAY_HAVE`` if optional).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -42,8 +42,8 @@ LEADS = {"gradients", "learning rates", "optimizer settings"}
 
 
 def alarms_of(rows: Rows, before: Rows | None) -> list[Alarm]:
-    """Return the findings of all rules at one step; ``before`` are the rows of the
-    recorded step before it, None at the first. Rows of different steps are a finding.
+    """Return the findings of all rules at one step; ``before``: the rows of the
+    previous recorded step, None at the first. Ranks at different steps are a finding.
     """
     places = [place(row) for row in rows]
     if ranks := unlike(places):
@@ -81,8 +81,8 @@ def alarms_at_start(headers: Rows) -> list[Alarm]:
 def alarms_at_end(
     ends: Rows, before: Sequence[Rows] = (), start: Rows = ()
 ) -> Iterable[Alarm]:
-    """Yield findings on the last rows, such as different numbers of steps; ``before``:
-    the rows of the last recorded step of each optimizer; ``start``: the headers.
+    """Yield findings on ``ends``, the last row of each rank. ``before``: the rows of
+    the last recorded step of each optimizer; ``start``: the headers.
     """
     counts = [sum(end["steps"].values()) for end in ends]
     ends = [{"step": max(counts)} | {**end} for end in ends]
@@ -117,8 +117,8 @@ def _unseen(ends: Rows, start: Rows) -> Iterable[Alarm]:
 def parameters(
     rows: Rows, before: Rows | None, by_rounding: bool = False
 ) -> Iterable[Alarm]:
-    """Check that parameters are equal on all ranks after the step; only nearly so, if
-    gradients differ ``by_rounding``, or if a difference was reported before.
+    """Yield an alarm if parameters differ between ranks after the step; if they did
+    ``before``, or gradients differ ``by_rounding``, only once beyond :data:`FAR`.
     """
     name, ranks = _unlike(rows)
     if not ranks:
@@ -140,8 +140,8 @@ def _unlike(rows: Rows) -> tuple[str, list[int]]:
 
 
 def apart(rows: Rows) -> float:
-    """Return the largest distance of a rank's parameters from rank 0's, relative to
-    their norm and estimated from sketches; infinity if one of them is not finite.
+    """Return the largest distance of a rank's parameters from rank 0's, as a share of
+    the norm of rank 0's, estimated from sketches; infinity if one is not finite.
     """
     first = rows[0]["parameters"]
     found = 0.0
@@ -214,7 +214,7 @@ def buffers(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
 
 
 def also(rows: Rows, before: Rows | None = None) -> Iterable[Alarm]:
-    """Check that modules recorded as ``also`` are equal on all ranks that have them."""
+    """Yield an alarm if modules recorded as ``also`` differ between ranks."""
     have = [rank for rank, row in enumerate(rows) if "also" in row]
     name, found = first_unlike([rows[rank]["also"] for rank in have])
     if found:
@@ -253,7 +253,7 @@ RULES: tuple[Callable[[Rows, Rows | None], Iterable[Alarm]], ...] = (
 
 
 class Judge:
-    """Apply the rules to a run: headers, steps and ends of all ranks, in its order.
+    """Apply the rules to a run: :meth:`see` gets headers, steps and ends in order.
 
     Each fault is reported once. A note does not suppress a later alarm of its rule.
     ``is_apart``: ranks have sent rows of different steps. They never catch up, so
@@ -273,7 +273,7 @@ class Judge:
         self._first: Rows = ()
 
     def see(self, rows: Rows) -> list[Alarm]:
-        """Return the new findings on the next ``rows``, one per rank."""
+        """Return the new findings on ``rows``, the next row of each rank."""
         return self.new([] if self.is_apart else self._all(rows))
 
     def _all(self, rows: Rows) -> Iterable[Alarm]:
@@ -324,7 +324,7 @@ class Judge:
 
 
 def alarms_in(recording: Recording) -> dict[str, bool]:
-    """Return the lines of :func:`findings_in`: true for an alarm, false for a note."""
+    """Map each line of :func:`findings_in` to true for an alarm, false for a note."""
     return {
         row["line"].removeprefix("minitrain: "): row["kind"] == "alarm"
         for row in findings_in(recording)
@@ -332,8 +332,8 @@ def alarms_in(recording: Recording) -> dict[str, bool]:
 
 
 def findings_in(recording: Recording) -> list[Row]:
-    """Return all findings on a recording as rows, each once: of the rules, if no rank
-    is missing, and of the run itself, such as a stall.
+    """Return all findings on a recording as rows, each once: from applying the rules
+    now, if no rank is missing, and those recorded in the run, such as a stall.
     """
     ranks = [recording.ranks[rank] for rank in sorted(recording.ranks)]
     found = []

@@ -1,6 +1,7 @@
 """Rules on gradients: equal on all ranks, and the mean of the ranks' own gradients.
 
-The factors with which the ranks' own gradients are in a sum show the cause.
+A rank's own gradients are those before reduction. The factors with which they make up
+the reduced gradient, found by least squares, show the cause of a difference.
 """
 
 from collections import Counter
@@ -50,7 +51,7 @@ LOST = "a transfer that was lost, or a rank that was left out"
 
 def gradients(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
     """Check that the gradients of a step are equal on all ranks, and the mean of the
-    ranks' own before reduction, up to a common factor: clipping, or a scaled loss.
+    ranks' own up to one factor (clipping, or a scaled loss). Yields alarms and notes.
     """
     tables = [hashes(row, "gradients") for row in rows]
     found = {n: unlike([t.get(n) for t in tables]) for n in all_names(tables)}
@@ -211,8 +212,8 @@ def _sets(names: list[str], world_size: int) -> Iterator[list[str]]:
 
 
 def no_gradient(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
-    """Check that each trained parameter has a gradient at one of two recorded steps.
-    Yields a note; an alarm if sharded gradients are never reduced.
+    """Yield a note if a trained parameter has no gradient at this recorded step and the
+    one before; an alarm if sharded gradients are never reduced.
     """
     tables = [
         [n for n in row["without_gradient"] if n in last["without_gradient"]]

@@ -30,7 +30,7 @@ def samples(row: Row) -> list[str]:
 
 
 def beside(row: Row) -> list[str]:
-    """Return a digest per forward pass of its tensors other than samples, if any."""
+    """Return digests of inputs other than samples, one per pass that has any."""
     return [digest for digest in row["beside"] if digest]
 
 
@@ -38,8 +38,8 @@ def same_samples(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
     """Check that the ranks read disjoint samples, each once, and equally many.
 
     Yields an alarm if ranks read identical sets of samples. Yields a note if the counts
-    differ, or if samples are read twice at this step, and others at the recorded step
-    before (not at one alone, since a data set may contain duplicates).
+    differ, or if samples are read twice at this step, and others twice at the recorded
+    step before (not at one alone, since a data set may contain duplicates).
     """
     if found := _twins(rows, before):
         first, ranks = found
@@ -112,9 +112,7 @@ def _alike(states: Mapping[int, str]) -> list[int]:
 
 
 def random_numbers(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
-    """Check that random numbers drawn in the forward pass differ between ranks.
-    Yields a note.
-    """
+    """Yield a note if ranks draw the same random numbers in the forward pass."""
     draw = {rank: row["random"] for rank, row in enumerate(rows) if row["draws"]}
     if same := _alike(draw):
         what = f"{in_ranks(same)} draw the same in the forward pass"
@@ -124,7 +122,7 @@ def random_numbers(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
 
 def shared_generators(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
     """Yield a note if ranks use a global generator in the same state before two steps
-    in a row. Noise must differ by rank; an order that is divided must not.
+    in a row. Noise must differ by rank; a sample order that ranks divide must not.
     """
     pairs = [*enumerate(zip(rows, before or (), strict=bool(before)))]
     for name in ("torch", "NumPy", "random"):
@@ -139,8 +137,8 @@ def shared_generators(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
 
 
 def padding(rows: Rows, first: Rows) -> Iterable[Alarm]:
-    """Yield a note if a sampler pads an epoch: the last ranks end it with samples that
-    ranks read first. ``first``: rows of the first step.
+    """Yield a note if a sampler pads an epoch: the last ranks end this step with
+    samples that the first ranks began with. ``first``: rows of the run's first step.
     """
     starts = [samples(row)[:1] for row in first]
     ends = [samples(row)[-1:] for row in rows]
@@ -182,7 +180,7 @@ def learning_rates(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
 
 
 def settings(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
-    """Check that the optimizer's settings of each parameter are equal on all ranks."""
+    """Yield an alarm if optimizer settings of a parameter differ between ranks."""
     tables = [settings_of(row) for row in rows]
     for name in all_names(tables):
         have = [table.get(name, {}) for table in tables]
@@ -198,7 +196,7 @@ def settings(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
 
 
 def settings_of(row: Row) -> dict[str, dict[str, Hashable]]:
-    """Return the settings of each parameter's group in the optimizer, by name."""
+    """Return the optimizer settings of each parameter, by the parameter's name."""
     found: dict[str, dict[str, Hashable]] = {}
     for group in row["groups"]:
         settings = {
@@ -210,8 +208,8 @@ def settings_of(row: Row) -> dict[str, dict[str, Hashable]]:
 
 
 def wrappers(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
-    """Yield a note if the model was wrapped once more: a new wrapper has no hooks, and
-    broadcasts.
+    """Yield a note if the model was wrapped again: a new wrapper has none of the hooks
+    added to the old one, and broadcasts the weights.
     """
     now = [row["wrapper_id"] for row in rows]
     was = [row["wrapper_id"] for row in before or ()] or [0] * len(rows)
@@ -261,8 +259,8 @@ def _none_finite(rows: Rows, kind: str) -> list[str]:
 
 
 def unmoved(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
-    """Check that each parameter changes at one of two recorded steps in a row, if
-    learning rate and gradient are large enough for float32. Yields a note.
+    """Yield a note if a parameter does not change at two recorded steps in a row,
+    although learning rate and gradient are large enough for float32.
     """
     stayed = _stay(before[0]) if before else []
     if names := [name for name in _stay(rows[0]) if name in stayed]:
@@ -287,8 +285,8 @@ def _stay(row: Row) -> list[str]:
 
 def not_held(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
     """Check that every trained parameter is in an optimizer. Yields a note; an alarm if
-    the optimizer has no parameter of the model, and none changed since the step before:
-    float32 copies of them (master weights) are copied back after each step.
+    the optimizer has no parameter of the model, and none changed since the step before.
+    Float32 copies (master weights), copied back after a step, would change them.
     """
     names, groups = rows[0]["not_held"], [one for row in rows for one in row["groups"]]
     if names:
@@ -340,8 +338,8 @@ def carried(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
 
 
 def touched(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
-    """Check that gradients are unchanged between passes that are not synchronized.
-    Yields a note.
+    """Yield a note if gradients are changed (clipped, for example) between backward
+    passes of a step, after one that does not synchronize.
     """
     names: list[str] = next(filter(None, (row.get("touched") for row in rows)), [])
     if names and len(rows) > 1:

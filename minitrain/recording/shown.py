@@ -32,7 +32,7 @@ class Shown:
 
     @property
     def num_steps(self) -> int:
-        """The number of steps of the run; at least so many, if it ended early."""
+        """The number of steps of the run; a lower bound if it ended early."""
         ranks = self.recording.ranks.values()
         made = [sum(rank.end["steps"].values()) for rank in ranks if rank.end]
         seen = [len({*rank.steps}) for rank in ranks]
@@ -40,8 +40,8 @@ class Shown:
 
     @property
     def unfinished(self) -> list[dict[str, Any]]:
-        """Each rank without an end: its number of steps, and whether it was killed (or
-        is still running), because it did not close its files.
+        """Each rank without an end: number of steps, and ``killed``, true if it did not
+        close its file of times (it was killed, or is still running).
         """
         times = self.times
         made = Counter[int]() if times is None else Counter(times.rows["rank"].tolist())

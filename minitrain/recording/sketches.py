@@ -1,8 +1,9 @@
 """Least squares on sketches: the factors with which tensors add up to another one.
 
-A sketch is linear in its tensor, with the same norm on average. So the distance of two
-sketches estimates the distance of two tensors, and the sketch of a sum is the sum of
-the sketches. Most faults of a gradient show in the factors of the ranks' own gradients.
+A sketch (fingerprint.py) is linear in its tensor, with the same norm on average. So the
+distance of two sketches estimates the distance of two tensors, and the sketch of a sum
+is the sum of the sketches. Most faults of a gradient show in the factors of ranks' own
+gradients.
 """
 
 import math
@@ -78,7 +79,7 @@ def fit(
 
     Args:
         most_alike: the largest condition number of ``parts`` scaled to equal length.
-        least: elements needed for each factor; zero in all tensors, they do not count.
+        least: elements needed per factor, not counting those that are zero everywhere.
     """
     matrix = torch.stack([target, *parts], dim=1)
     if not parts or int(matrix.any(dim=1).sum()) < least * len(parts):
@@ -93,7 +94,9 @@ def fit(
 
 @dataclass(frozen=True)
 class Sketches:
-    """Sketches of some tensors of one step, one row a rank, with the same columns."""
+    """Sketches of some tensors at one step, one row per rank: ``gradients`` as the
+    optimizer gets them, and the rank's ``own``, before reduction. Columns are equal.
+    """
 
     gradients: Tensor
     own: Tensor
@@ -104,7 +107,7 @@ class Sketches:
         return self.own.mean(0)
 
     def in_mean(self, rank: int = 0) -> tuple[float, float]:
-        """Fit a rank's gradient by the mean: return the factor and the residual."""
+        """Fit a rank's gradient by factor times mean: return factor and residual."""
         return as_multiple(self.gradients[rank], self.mean)
 
     def own_in(self, rank: int) -> tuple[float, float, float]:

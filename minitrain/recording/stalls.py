@@ -36,8 +36,8 @@ NOT_OURS += (str(Path(__file__).parents[1]),)
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank is: in ``phase`` of the step after ``steps`` others, for
-    ``seconds``, at a ``line`` of the user's code, as text ("" if unknown).
+    """Where a rank is: for ``seconds`` in ``phase``, after ``steps`` completed steps,
+    at a ``line`` of the user's code, as text ("" if unknown).
     """
 
     steps: int
@@ -58,7 +58,7 @@ class Place:
 class StallWatch:
     """Watch the ``clock`` of ``rank`` in a thread: if no phase ended for ``timeout_s``
     seconds after the first step, report once the place of each rank that records in
-    ``folder``. ``write`` gets the line of the recording.
+    ``folder``. ``write`` is called with the finding, as a line of the recording.
     """
 
     def __init__(

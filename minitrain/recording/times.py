@@ -33,11 +33,11 @@ WARMUP_STEPS = FIRST_STEPS + 1
 
 @dataclass(frozen=True)
 class Times:
-    """The steps of all ranks that were timed: the columns of
-    :func:`minitrain.analysis.account.summarized`, with ``samples`` in place of tokens.
-    ``hosts`` are IDs of the ranks' clocks. A recorded step is of kind ``bracketed``, so
-    that neither it nor the one after it counts. ``open`` are the ranks that did not
-    close their file: killed, or still running. ``waits_within``: see find_stragglers.
+    """The timed steps of all ranks. ``rows``: the columns of
+    :func:`minitrain.analysis.account.summarized`, with samples as ``tokens``. A
+    recorded step is of kind ``bracketed``, so that neither it nor the one after it
+    counts. ``hosts``: IDs of the ranks' clocks. ``open``: ranks that did not close
+    their file (killed, or still running). ``waits_within``: see find_stragglers.
     """
 
     rows: Columns
@@ -53,7 +53,7 @@ class Times:
 
     @cached_property
     def steps(self) -> Columns:
-        """The steps that count for means and samples, of all ranks."""
+        """The rows of steps that count for means and samples, of all ranks."""
         return plain_steps(self.rows, WARMUP_STEPS)
 
     @cached_property
@@ -87,7 +87,7 @@ class Times:
 
     @property
     def late_part(self) -> str | None:
-        """The component of a step that makes a rank slow; None if none is slow."""
+        """The component in which the first slow rank is late; None if none is slow."""
         slow, parts = self.stragglers.slow, self.parts
         if not slow:
             return None

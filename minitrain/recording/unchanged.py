@@ -98,7 +98,7 @@ def _record(model: nn.Module, settings: dict[str, Any]) -> None:
 
 
 def stop_at_exit(recorder: Any) -> None:
-    """Stop ``recorder`` as the process exits; without an end after an error."""
+    """Stop ``recorder`` as the process exits; after an error, write no last row."""
     if parent_process() is None:
         atexit.register(_stop, recorder)
     else:

@@ -1,12 +1,13 @@
 """Exchange between ranks while they record: rows for the rules, and barriers.
 
 Each rank puts its rows into the store of the run's process group and does not wait.
-Rank 0 applies the rules to a step when it has all its rows, and stores its findings.
+With the rows of all ranks, rank 0 applies the rules to a step and stores findings.
 
 If the parameters are sharded over the ranks, gathering them is a collective in the
 run's own group. A rank at another place of the run would answer it with another
 collective, and both would hang, or abort. So ranks first meet in a barrier: each stores
-its place, and the first rank to know decides for all, once. A late rank reads that.
+its place in the run. The first rank that has all places, or times out, decides for all
+whether they agree; later ranks read the decision.
 """
 
 import json
@@ -59,9 +60,8 @@ def wait_until(is_done: Callable[[], bool], limit_s: float) -> bool:
 
 
 class Meetings:
-    """Barriers with a timeout among ``world_size`` ranks, via ``store``, which check
-    that all are at the same point of the run. All ranks must make the same calls in
-    order.
+    """Barriers of ``world_size`` ranks via ``store``, with a timeout, which check that
+    all are at the same point of the run. All ranks must make the same calls in order.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Meetings:
         return decided
 
     def leave(self) -> None:
-        """Take part in no more barriers; at the next one, the other ranks get an alarm
+        """Take part in no more barriers: at the next one, the other ranks get an alarm
         that this rank has gone. Calling it twice is harmless.
         """
         what = f"at the end, while the others go on{ENDS_HERE}"
@@ -126,15 +126,14 @@ class Meetings:
 
 
 class Watch:
-    """Exchange of rows between ranks while they record. All ranks must construct it at
-    the same point of the run, where they wait for each other, and send the same rows in
-    order.
+    """Exchange of rows between ranks while they record. All ranks construct it at one
+    point of the run, where they wait for each other, and send rows in the same order.
 
     ``write`` gets the line of each finding once, on every rank; rank 0 prints it. With
     ``raises``, an alarm that is no note raises EvidenceError on all ranks at the step
-    in which it is found: for that they wait for each other at recorded steps. A rank
-    that has not sent a row ``timeout_s`` seconds after this one has is reported.
-    ``attempt``: the number of the folder, the same on all ranks.
+    in which it is found: for that they wait for each other at recorded steps. A rank is
+    reported if its row is missing ``timeout_s`` seconds after this rank sent its own.
+    ``attempt``: torchrun's number of the attempt, the same on all ranks.
     """
 
     def __init__(self, timeout_s: float, raises: bool, attempt: int = 0) -> None:
@@ -204,13 +203,11 @@ class Watch:
         return meets and self._meetings.come("the end", step) is None
 
     def tell(self, found: Iterable[Alarm]) -> None:
-        """Report new findings that a rank makes without the others' rows; raises as
-        :meth:`look` does.
-        """
+        """Report findings without other ranks' rows, if new; raises as :meth:`look`."""
         self._report(self._judge.new(found))
 
     def look(self, wait_s: float = 0.0) -> None:
-        """Report the findings so far; wait ``wait_s`` seconds at most for more.
+        """Report new findings; wait ``wait_s`` seconds at most for the pending ones.
 
         Raises:
             EvidenceError: there is an alarm, and ``raises`` is set.
@@ -227,7 +224,7 @@ class Watch:
         self._report(found)
 
     def close(self) -> None:
-        """Leave the exchange; before the end, the others get an alarm. Calling it
+        """Leave the exchange; without a last row, the others get an alarm. Calling it
         twice is harmless.
         """
         self._meetings.leave()

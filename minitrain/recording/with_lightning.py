@@ -22,16 +22,16 @@ class LightningCallback(Callback):  # type: ignore[misc]
     """Record each step of the first ``trainer.fit()`` into ``folder``, and its loss;
     ``options`` are passed on to :func:`minitrain.record`.
 
-    The forward pass of a step is its ``training_step``, on one rank and on several,
-    so forward hooks of the module itself are called with the arguments of that.
-    With manual optimization no loss is recorded.
+    Each ``training_step`` is recorded as the forward pass, on one rank and on several,
+    so forward hooks of the module itself are called with its arguments. With manual
+    optimization no loss is recorded.
     """
 
     def __init__(self, folder: str | Path, **options: Any) -> None:
         self._folder, self._options = folder, options
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Start the recorder, and make each ``training_step`` a recorded pass."""
+        """Lightning hook: start the recorder; ``training_step`` becomes a pass."""
         if hasattr(self, "_recorder"):
             note(TRAINS_AGAIN.format(self._folder))
             return
@@ -56,12 +56,12 @@ class LightningCallback(Callback):  # type: ignore[misc]
         pl_module.training_step = training_step
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Stop the recorder, and restore the module."""
+        """Lightning hook: stop the recorder, and restore the module."""
         vars(pl_module).pop("training_step", None)
         self._recorder.stop()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: Any) -> None:
-        """Close the files; the error ends the run."""
+        """Lightning hook: close the files, as an error ends the run."""
         if hasattr(self, "_recorder"):
             self.on_train_end(trainer, pl_module)
 

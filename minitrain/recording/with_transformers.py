@@ -20,7 +20,7 @@ class TransformersCallback(TrainerCallback):  # type: ignore[misc]
         self._recorder: Recorder | None = None
 
     def on_train_begin(self, *_: Any, model: Any, **others: Any) -> None:
-        """Start the recorder; a second training is not recorded."""
+        """Trainer hook: start the recorder; a second training is not recorded."""
         if self._recorder is not None:
             # the Trainer tries a smaller batch after an error, for example
             self._recorder.close(failed=True)
@@ -32,6 +32,6 @@ class TransformersCallback(TrainerCallback):  # type: ignore[misc]
         stop_at_exit(self._recorder)
 
     def on_train_end(self, *_: Any, **others: Any) -> None:
-        """Stop the recorder."""
+        """Trainer hook: stop the recorder."""
         if self._recorder is not None:
             self._recorder.stop()

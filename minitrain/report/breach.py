@@ -45,8 +45,8 @@ def breach_line(verdicts: Verdicts) -> str:
 
 
 def refuse(verdicts: Verdicts, metrics: Path) -> None:
-    """Replace the result in the folder ``metrics`` by a page, summary and chart that
-    report the breaches in ``verdicts``, of which there must be one.
+    """Replace the result in the folder ``metrics``: write a page, summary and chart on
+    the breaches in ``verdicts`` (at least one), and delete the files in ``REMOVED``.
     """
     # imported here: only a breach needs matplotlib
     from minitrain.report.canvas import canvas, save

@@ -18,8 +18,8 @@ BLUE, GREEN, ORANGE, PURPLE = "#0072B2", "#009E73", "#D55E00", "#CC79A7"
 def canvas(
     height: float, title: str, *, right: float, left: float = 0.12, head: float = 0.12
 ) -> tuple[Figure, Axes]:
-    """Return an empty chart, with ``height`` inches for the axes and their labels, and
-    ``head`` between title and axes, which extend from ``left`` to ``right`` (0 to 1).
+    """Return an empty chart: ``height`` inches for the axes and their labels, and
+    ``head`` inches above them. The axes extend from ``left`` to ``right`` (0 to 1).
     """
     # a number stays with its unit
     title = "\n".join(textwrap.wrap(title.replace(" %", "\u00a0%"), 72))

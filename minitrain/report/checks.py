@@ -73,12 +73,12 @@ def outcomes_of(entry: Mapping[str, Any]) -> dict[str, Outcome]:
 
 
 def in_words(name: str) -> str:
-    """Return the name of a check and a description of its comparison."""
+    """Return the name of a check with a description, if known, of what it compares."""
     return f"{name}: {RUNGS[name]}" if name in RUNGS else name
 
 
 def checks_of(entry: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return the checks in one run's entry of equivalence.json, not other values."""
+    """Return the checks, by name, in one run's entry of equivalence.json."""
     return {
         name: check
         for name, check in entry.items()

@@ -1,6 +1,6 @@
 """The facts of the report: results of the stages, and quantities derived from them.
 
-They are numbers and enums; ``templates/sentences.md`` renders them as sentences.
+Facts are numbers and enums; ``templates/sentences.md`` renders them as sentences.
 """
 
 from collections.abc import Mapping
@@ -89,7 +89,7 @@ class Facts:
 
     @property
     def strategy(self) -> str:
-        """Name of the synchronization strategy, for a sentence."""
+        """Name of the largest gloo run's synchronization strategy, for a sentence."""
         return strategy_name(self.made["sync"])
 
     @property
@@ -122,23 +122,23 @@ class Facts:
 
     @cached_property
     def against_one(self) -> Comparison:
-        """Speed of the run relative to one process with as many threads as a rank."""
+        """Speed of :attr:`run` relative to one process (threads as in one rank)."""
         return self.compare(Kind.SYNC, Kind.ONE_PROCESS)
 
     @cached_property
     def against_all_cores(self) -> Comparison:
-        """Speed of the run relative to one process on all cores: the fair baseline."""
+        """Speed of ``run`` relative to one process on all cores: the fair baseline."""
         return self.compare(Kind.SYNC, Kind.ALL_CORES)
 
     @cached_property
     def of_ceiling(self) -> Comparison | None:
-        """Speed relative to the run without communication; None for one process."""
+        """Speed of :attr:`run` relative to no communication; None for one process."""
         several = self.world_size > 1
         return self.compare(Kind.SYNC, Kind.NO_SYNC) if several else None
 
     @property
     def instrument_cost(self) -> Comparison:
-        """Speed with timestamps and hook, relative to the run without them."""
+        """Speed of :attr:`run` with timestamps and hook, relative to without them."""
         return self.baseline.compare(f"{self.run}-timed", self.run)
 
     @cached_property
@@ -166,7 +166,7 @@ class Facts:
 
     @property
     def bare(self) -> Json | None:
-        """An isolated all-reduce of about the gradients' size; None if not measured."""
+        """Study row of an all-reduce of about the gradients' size; None if missing."""
         if self.hosts(self.run) > 1 or self.made["sync"] not in WHOLE:
             return None
         study, size = self.collectives_study, self.made["gradient_bytes"]
@@ -176,7 +176,7 @@ class Facts:
 
     @cached_property
     def accounts(self) -> dict[str, Json]:
-        """Step account by run: mean ms by component; only of runs with timings."""
+        """Step account (mean ms by component) of every run with usable timings."""
         return {
             run: timing["account"]
             for run, timing in self.timing.items()
@@ -185,7 +185,7 @@ class Facts:
 
     @cached_property
     def shares(self) -> dict[str, float]:
-        """Shares of step time of the run by component; empty if none was timed."""
+        """Shares of step time of :attr:`run` by component; empty if none was timed."""
         account = self.accounts.get(self.run)
         return shares_of(account) if account else {}
 
@@ -201,7 +201,7 @@ class Facts:
 
     @property
     def others(self) -> dict[str, float]:
-        """Shares of step time of the other components, the largest first."""
+        """Shares of step time of the components not in ``COMPUTE``, largest first."""
         others = {p: share for p, share in self.shares.items() if p not in COMPUTE}
         return dict(sorted(others.items(), key=lambda item: -item[1]))
 
@@ -226,7 +226,7 @@ class Facts:
 
     @property
     def ddp_log(self) -> list[Json]:
-        """Forward and backward time, by DDP's log and our clock; empty if unknown."""
+        """Forward and backward time, by DDP's log and by our clock; maybe empty."""
         log = self.timing[self.run]["ddp_says"]
         parts = [log["forward_ms"], log["backward_ms"]]
         known = all(part["difference_pct"] is not None for part in parts)
@@ -246,12 +246,12 @@ class Facts:
 
     @cached_property
     def checks(self) -> dict[str, dict[str, Outcome]]:
-        """Outcomes by run, then by check; only the checks of that run."""
+        """Outcomes by run, then by check; only checks that the run has."""
         return {run: outcomes_of(entry) for run, entry in self.equivalence.items()}
 
     @cached_property
     def matrix(self) -> dict[str, dict[str, Outcome]]:
-        """Outcomes by check, then by run; not run for checks that a run has not."""
+        """Outcomes by check, then by run; ``NOT_RUN`` if a run has no such check."""
         names = dict.fromkeys(name for found in self.checks.values() for name in found)
         return {
             name: {run: of.get(name, NOT_RUN) for run, of in self.checks.items()}
@@ -259,7 +259,7 @@ class Facts:
         }
 
     def by_question(self) -> dict[str, dict[str, dict[str, Outcome]]]:
-        """Return the matrix by question; under "", the checks that no run has run."""
+        """Return :attr:`matrix` by question; under "" are checks that no run ran."""
         groups: dict[str, dict[str, Any]] = {one: {} for one in (*QUESTIONS, OTHER, "")}
         questions = {name: one for one, names in QUESTIONS.items() for name in names}
         for name, outcomes in self.matrix.items():
@@ -268,7 +268,7 @@ class Facts:
         return groups
 
     def with_outcome(self, mark: str) -> list[str]:
-        """Return ``RUN CHECK`` for each outcome with this symbol."""
+        """Return "RUN CHECK" for each outcome whose symbol is ``mark``."""
         return [
             f"{run} {name}"
             for name, outcomes in self.matrix.items()
@@ -277,14 +277,14 @@ class Facts:
         ]
 
     def byte_mark(self, check: str) -> Mark:
-        """Return the run's symbol for ``check``; undecided if it compares no bits."""
+        """Return the symbol of ``check`` in :attr:`run`; UNDECIDED if without bits."""
         mark = self.checks[self.run].get(check, NOT_RUN).mark
         # a passed check compared no bits
         return Mark.UNDECIDED if mark is Mark.PASSED else mark
 
     @cached_property
     def common_losses(self) -> pd.DataFrame:
-        """One column of losses per run, over their common steps."""
+        """Losses with one column per run, over the steps that all runs have."""
         curves = [t.set_index("step")["loss"] for t in self.losses.values()]
         return pd.concat(curves, axis="columns", join="inner", keys=[*self.losses])
 
@@ -307,5 +307,5 @@ def exposed_comm_pct(account: Json) -> float | None:
 
 
 def most_apart(losses: pd.DataFrame) -> float:
-    """Return the largest difference between two runs (columns) at a step (row)."""
+    """Return the largest difference between runs (columns) at the same step (row)."""
     return float((losses.max(axis="columns") - losses.min(axis="columns")).max())

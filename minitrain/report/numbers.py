@@ -7,7 +7,7 @@ UNDEFINED = "-"
 
 
 def plural(count: int, noun: str, nouns: str | None = None) -> str:
-    """Return ``2 cores``, ``1 core``; ``nouns`` is an irregular plural."""
+    """Return ``2 cores`` or ``1 core``; ``nouns`` is the plural, if irregular."""
     return f"{count} {noun if count == 1 else nouns or noun + 's'}"
 
 
@@ -33,7 +33,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def times(*ratios: float) -> list[str]:
-    """Format ratios with two decimals, or all with three if one would show 1.00."""
+    """Format ratios with two decimals, or all with three if one would be 1.00."""
     decimals = 3 if "1.00" in [f"{ratio:.2f}" for ratio in ratios] else 2
     return [f"{ratio:.{decimals}f}" for ratio in ratios]
 

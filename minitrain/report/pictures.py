@@ -48,7 +48,7 @@ def draw_account(
     path: Path,
     busy: Sequence[str] = (),
 ) -> None:
-    """Draw one stacked bar per run, with the length of its mean step.
+    """Draw one stacked bar per run, as long as its mean step.
 
     ``accounts`` maps a run to its account in metrics/timing.json, in milliseconds;
     ``busy`` are runs that were not measured. A negative component (interference is a
@@ -184,7 +184,7 @@ class Series(NamedTuple):
     """A line of the scaling chart, labeled at its right end.
 
     ``points`` has the columns processes, p5, p50 and p95 (of the ideal, p5 and p95 are
-    NaN). A ``reference`` is drawn across the whole width.
+    NaN). ``reference``: also draw a horizontal line across the whole width.
     """
 
     label: str

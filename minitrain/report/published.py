@@ -1,4 +1,4 @@
-"""The result in short, from published files: README's table, and five lines."""
+"""The result in short, from published files: README's table, and five lines of text."""
 
 import textwrap
 from pathlib import Path

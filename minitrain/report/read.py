@@ -17,7 +17,7 @@ from minitrain.report.studied import Hosts, Ladder, since_then
 
 @dataclass(frozen=True)
 class Project:
-    """The project's params.yaml, and its folders of built data and of results."""
+    """Paths of params.yaml, data shards, results of runs and baseline, and metrics."""
 
     params: Path
     shards: Path

@@ -84,7 +84,7 @@ def to_html(page: Markup, folder: Path) -> str:
 
 
 def write_page(page: Markup, folder: Path) -> None:
-    """Write ``page`` to report.md and report.html of ``folder``."""
+    """Write ``page`` to report.md, and as HTML to report.html, in ``folder``."""
     for name, text in (("report.md", page), ("report.html", to_html(page, folder))):
         with open_atomic(folder / name) as file:
             file.write(text)
@@ -106,7 +106,7 @@ def write_marked(path: Path, name: str, text: str) -> None:
 
 
 class _Renderer(RendererHTML):
-    """Renderer for colored cells, scrolling tables and inlined images."""
+    """Renderer with colored cells, scrolling tables and inlined images."""
 
     def text(self, tokens: Sequence[Token], idx: int, *_: Any) -> str:
         keep = partial(UNBROKEN.sub, r'<span class="kept">\g<0></span>')

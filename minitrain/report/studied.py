@@ -37,7 +37,7 @@ DISTANCES = {
 
 
 class Mismatch(NamedTuple):
-    """First setting in which a study differs from the run; None if not recorded."""
+    """First difference of a study (``there``) and a run (``here``); None: unknown."""
 
     key: str
     there: Any
@@ -49,8 +49,8 @@ class Studied:
     """Result of a study.
 
     ``origin`` has its ``provenance`` and the sections ``model`` and ``train`` of
-    params.yaml, None if not recorded. ``model`` is the current section, ``since`` is a
-    sentence on later changes of its code (:func:`since_then`).
+    params.yaml, None if not recorded. ``model`` is the current section, ``since`` a
+    sentence on later changes of the study's code (:func:`since_then`).
     """
 
     table: pd.DataFrame
@@ -59,7 +59,7 @@ class Studied:
     since: str
 
     def mismatch(self, run: Json) -> Mismatch | None:
-        """Return the first setting of model or machine unlike ``run``, or None."""
+        """Return the first setting that differs from ``run``, a provenance, or None."""
         there = _settings(self.origin["model"], self.origin["provenance"])
         here = _settings(self.model, run)
         for key in {**there, **here}:
@@ -99,7 +99,7 @@ def _is_changed(root: Path, path: str, lock: str) -> bool:
 
 @dataclass(frozen=True)
 class Ladder(Studied):
-    """Study of the checks with more processes, other optimizers and other dtypes."""
+    """Study of the checks (the ladder) with more processes, optimizers and dtypes."""
 
     @cached_property
     def byte_verdicts(self) -> list[str]:
@@ -164,7 +164,7 @@ class Hosts(Studied):
         return 1 / self.kept - 1 > self.origin["noise_floor"] and not overlap
 
     def rows(self) -> list[dict[Any, Any]]:
-        """Return a row for each setting, with its ``expectation``, None if unknown."""
+        """Return the rows as dictionaries with an ``expectation``, None if unknown."""
         rows = self.table.astype(object).where(self.table.notna(), None)
         return [
             {**row, "expectation": self._expectation(row)}
@@ -193,8 +193,8 @@ WHOLE = ("ddp", "flat")
 def bare_allreduce(
     sweep: pd.DataFrame, machine: Json, world_size: int, num_bytes: int
 ) -> Json | None:
-    """Return the row of an isolated all-reduce of about ``num_bytes`` over gloo in the
-    study ``collectives``, measured on such a ``machine``; None if there is none.
+    """Return the row in study ``collectives`` of an isolated gloo all-reduce of
+    ``num_bytes`` (up to a factor of ``NEAR``) on an equal ``machine``, or None.
     """
     mine = sweep.query("backend == 'gloo' and world_size == @world_size")
     for key in MACHINE:

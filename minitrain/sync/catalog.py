@@ -61,6 +61,6 @@ def guarantees_of(name: str) -> Guarantees:
 
 
 def name_of(strategy: "type[Strategy]") -> str:
-    """Return a key of STRATEGIES, or package.module:Class; both name it in params."""
+    """Return the key of ``strategy`` in STRATEGIES, or else package.module:Class."""
     home = f"{strategy.__module__}:{strategy.__qualname__}"
     return next((name for name, path in STRATEGIES.items() if path == home), home)

@@ -1,4 +1,4 @@
-"""DDP with compressed buckets."""
+"""Strategies that compress DDP's gradient buckets."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -31,7 +31,7 @@ KEPT = (
 
 
 class Float16Compress(StockDDP):
-    """Average in float16: half the bytes, rounded at every hop."""
+    """DDP that averages gradients in float16: half the bytes, rounded at every hop."""
 
     guarantees: ClassVar[Guarantees] = GUARANTEES["fp16_compress"]
     needs_hook: ClassVar[bool] = True
@@ -54,15 +54,15 @@ class Float16Compress(StockDDP):
 
 
 class BFloat16Compress(Float16Compress):
-    """Average in bfloat16: less precise, with the range of float32."""
+    """DDP that averages gradients in bfloat16: coarser, with the range of float32."""
 
     guarantees = GUARANTEES["bf16_compress"]
     dtype = torch.bfloat16
 
 
 class PowerSGD(StockDDP):
-    """Low-rank approximation with error feedback (Vogels et al. 2019, arXiv:1905.13727)
-    by torch's ``powerSGD_hook``. Of its results, only the loss can be checked.
+    """DDP with low-rank gradients and error feedback (Vogels et al. 2019,
+    arXiv:1905.13727), by torch's ``powerSGD_hook``. Only the loss can be checked.
     """
 
     guarantees = GUARANTEES["powersgd"]

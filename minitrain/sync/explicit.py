@@ -22,8 +22,8 @@ from minitrain.sync.strategy import (
 
 
 class Flat(Strategy):
-    """One all-reduce of all gradients in one buffer, after backward; a base class, of
-    which strategies override :meth:`exchange` (the sum) or :meth:`buckets`.
+    """Strategy with an all-reduce of all gradients after backward, in one buffer per
+    dtype. Subclasses override :meth:`exchange` (the sum) or :meth:`buckets`.
     """
 
     guarantees: ClassVar[Guarantees] = GUARANTEES["flat"]
@@ -40,8 +40,8 @@ class Flat(Strategy):
 
     def exchange(self, flat: Tensor) -> None:
         """Replace ``flat`` (n,), the gradients of one bucket, by the sum over the
-        ranks, in place. If the strategy averages, they are already divided by the world
-        size. Collective.
+        ranks, in place. If the strategy averages, ``flat`` is already divided by the
+        world size. Collective.
         """
         dist.all_reduce(flat, group=self.group)
 
@@ -87,7 +87,7 @@ class Flat(Strategy):
 
 
 class PerParameter(Flat):
-    """One all-reduce per parameter: simple and slow."""
+    """Strategy with one all-reduce per parameter: simple and slow."""
 
     def buckets(self) -> list[list[str]]:
         return [[name] for name in self._trained]

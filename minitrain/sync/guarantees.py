@@ -1,7 +1,7 @@
 """Guarantees and requirements of every strategy: a table for checks, docs and report.
 
 This module does not import torch, so that params.yaml can be checked in a fraction of a
-second. Each strategy refers to its row as ``guarantees``.
+second. A strategy's row is its class attribute ``guarantees``.
 """
 
 import json
@@ -23,7 +23,7 @@ EXACT: frozenset[Promise] = frozenset({"reduced_once", "replay", "one_process"})
 
 @dataclass(frozen=True)
 class Defaults:
-    """Settings of strategies in section ``train`` of params.yaml, with its defaults."""
+    """Settings of strategies, as in section ``train`` of params.yaml, with defaults."""
 
     bucket_cap_mb: float | None = None
     overlap: bool = True
@@ -42,19 +42,20 @@ class Guarantees:
     Args:
         promises: What is checked; see :data:`Promise`.
         adds_in: Order in which the ranks' gradients are added. With ``hosts`` the
-            strategy records the ranks of each host in ``trace.hosts``, and its
-            ``reference`` gets them.
-        wire: Torch type to which gradients are rounded for transport.
+            strategy records the ranks of each host in ``trace.hosts``, which is passed
+            to its ``reference``.
+        wire: Torch type to which gradients are rounded for transport; None: unchanged.
         averages: The sum is divided by the number of ranks.
-        has_buckets: It uses DDP's buckets, so their settings apply.
+        has_buckets: The strategy uses DDP's buckets, so their settings apply.
         logical_shards: A batch is cut into ``train.logical_shards`` at any world size.
         own_buffers: After a step the model's buffers depend on the rank's own samples.
-        waits_within: A rank may wait for others before its last gradient is computed,
-            so the time until then is not its own.
+        waits_within: A rank may wait for other ranks before its last gradient is
+            computed, so that time is not only the rank's computation.
         on_one_host: All ranks must be on one host.
-        on_cpu: Ranks compute on the CPU, so nccl has no use.
-        shares_parameters: Ranks share memory, so comparing parameters shows nothing.
-        fp16: Reason why float16 with loss scaling is impossible; empty if it is not.
+        on_cpu: Ranks compute on the CPU, so the backend nccl has no use.
+        shares_parameters: Ranks share one copy of the parameters, so comparing them
+            between ranks shows nothing.
+        fp16: End of a message why float16 is not supported; empty if it is.
     """
 
     promises: frozenset[Promise] = EXACT
@@ -80,7 +81,7 @@ class Guarantees:
         return tuning.logical_shards if self.logical_shards else world_size
 
     def require(self, tuning: Tuning, world_size: int, precision: str) -> None:
-        """Raise UserError for settings that the strategy does not support."""
+        """Raise UserError for a setting or precision that the strategy cannot use."""
         for key in ("bucket_cap_mb", "overlap", "find_unused_parameters"):
             value, default = getattr(tuning, key), getattr(DEFAULTS, key)
             if not self.has_buckets and value != default:

@@ -21,8 +21,8 @@ from minitrain.sync.strategy import Traffic
 
 class SharedMemory(StockDDP):
     """DDP with an all-reduce through shared memory, which is faster than gloo's sockets
-    and needs no thread. With two ranks it has the bits of stock DDP; with more, ranks
-    are added in a tree instead of a ring.
+    and needs no thread. With two ranks its bits equal stock DDP's; with more ranks the
+    gradients are added in a tree instead of a ring.
     """
 
     guarantees: ClassVar[Guarantees] = GUARANTEES["shm"]
@@ -58,9 +58,9 @@ class SharedMemory(StockDDP):
 
 
 class Hierarchical(SharedMemory):
-    """Shared memory inside each host, gloo between hosts: buckets are reduced inside
-    each host, then among the first ranks (leaders), and broadcast inside each host.
-    On one host it has the bits of ``shm``, with one rank per host the bits of ``ddp``.
+    """DDP with shared memory inside hosts and gloo between hosts: buckets are reduced
+    inside each host, then among the hosts' first ranks (leaders), then broadcast inside
+    each host. On one host the bits equal ``shm``, with one rank per host ``ddp``.
     """
 
     guarantees: ClassVar[Guarantees] = GUARANTEES["hierarchical"]

@@ -28,8 +28,8 @@ from minitrain.sync.strategy import (
 
 
 class Invariant(Flat):
-    """Sum of logical shards in a binary tree: its lower levels inside each process, its
-    upper ones between processes by recursive doubling (Thakur et al. 2005).
+    """Strategy that sums gradients of logical shards in a binary tree: lower levels in
+    each process, upper levels by recursive doubling (Thakur et al. 2005).
     """
 
     guarantees: ClassVar[Guarantees] = GUARANTEES["invariant"]
@@ -98,7 +98,7 @@ class Invariant(Flat):
 
 
 class InvariantSharedMemory(Invariant):
-    """The tree of :class:`Invariant`, with its upper levels in shared memory."""
+    """:class:`Invariant` with the upper levels of its tree summed in shared memory."""
 
     guarantees: ClassVar[Guarantees] = GUARANTEES["invariant_shm"]
 

@@ -34,9 +34,9 @@ CALLS_IN_BYTES = 1 << 16
 
 
 class OneCopy(Flat):
-    """Parameters and optimizer state once per host instead of once per rank. Sums in
-    :meth:`reduce`, in the order of ``shm``; ``exchange`` of the base class is unused.
-    With two ranks it has the bits of stock DDP.
+    """Strategy with one copy of parameters and optimizer state per host instead of per
+    rank. Sums in :meth:`reduce`, in a tree like ``shm``; ``exchange`` is unused. With
+    two ranks the bits equal stock DDP's.
     """
 
     guarantees: ClassVar[Guarantees] = GUARANTEES["one_copy"]
@@ -161,8 +161,8 @@ class OneCopy(Flat):
         return optimizer
 
     def on_step(self) -> None:
-        """Wait until all ranks have stepped their parameters. Collective; the optimizer
-        calls it at the end of its step.
+        """Hook that the optimizer calls at the end of its step: wait until all ranks
+        have stepped their parameters. Collective.
         """
         start = time.perf_counter_ns()
         self._links.barrier(b"step")

@@ -25,7 +25,7 @@ from minitrain.sync.strategy import (
 
 
 class ZeRO1(StockDDP):
-    """DDP with its optimizer state sharded over the ranks, with the same bits: ZeRO-1
+    """DDP with the optimizer state sharded over the ranks, with the bits of DDP: ZeRO-1
     (Rajbhandari et al. 2020, arXiv:1910.02054), by torch's ``ZeroRedundancyOptimizer``.
     """
 
@@ -145,7 +145,7 @@ class FSDP(Strategy):
 
 def gather_moments(sync: Strategy, own: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the moments (see :meth:`Strategy.moments`) of all ranks on rank 0, in the
-    order of the model's parameters; nothing on the others. ``own`` are this rank's.
+    order of the model's parameters; empty on other ranks. ``own``: this rank's moments.
     Collective.
     """
     parts: list[Any] = [None] * sync.world_size

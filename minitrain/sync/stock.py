@@ -28,10 +28,10 @@ Reduced = torch.futures.Future[Tensor]
 class StockDDP(Strategy):
     """DDP with torch's defaults (Li et al. 2020, arXiv:2006.15704).
 
-    ``timed`` adds a communication hook with the same bits, which records when each
-    bucket was complete and when it was reduced. Without ``overlap`` (of ``tuning``) no
-    bucket is reduced before the last one is complete. To sum in another way, override
-    :meth:`exchange`.
+    ``timed`` adds a communication hook, which does not change bits and records when
+    each bucket was complete and when it was reduced. If ``tuning.overlap`` is False, no
+    bucket is reduced before the last one is complete. Subclasses override
+    :meth:`exchange` to sum in another way.
     """
 
     guarantees: ClassVar[Guarantees] = GUARANTEES["ddp"]
@@ -66,7 +66,7 @@ class StockDDP(Strategy):
             )
 
     def exchange(self, bucket: GradBucket) -> Reduced:
-        """Start the reduction of one bucket; return a future of the result (n,)."""
+        """Hook: start to reduce ``bucket``, and return a future of the result (n,)."""
         buffer = bucket.buffer().mul_(self.factor)
         work = dist.all_reduce(buffer, group=self.group, async_op=True)
         return work.get_future().then(lambda future: future.value()[0])
@@ -109,8 +109,8 @@ class StockDDP(Strategy):
         }
 
     def on_bucket(self, bucket: GradBucket) -> Reduced:
-        """Reduce a bucket. DDP calls this as soon as the bucket is complete, and copies
-        the future's value into the gradients at the end of the backward pass.
+        """Communication hook: DDP calls it as soon as ``bucket`` is complete. Returns a
+        future, whose value DDP copies into the gradients at the end of backward.
         """
         buffer = bucket.buffer()
         now = None if buffer.is_cuda else time.perf_counter_ns()

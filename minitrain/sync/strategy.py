@@ -19,8 +19,9 @@ Traffic = dict[str, tuple[int, int]]
 
 @dataclass
 class BucketEvent:
-    """Reduction of one bucket of gradients in a step. Times are ``perf_counter_ns``
-    readings: 0 before it is done, None on a GPU, where the hook only enqueues work.
+    """Reduction of one bucket of gradients in a step. ``called_ns`` and ``done_ns``:
+    start and end (``perf_counter_ns``; 0 until it ends); None on a GPU, where the hook
+    only enqueues work.
     """
 
     parameters: tuple[str, ...]
@@ -33,8 +34,8 @@ class BucketEvent:
 class SyncTrace:
     """Buckets of the current step, in the order in which they became complete.
     ``computed_ns`` is the time of the last gradient, ``optimizer_ns`` the duration of
-    communication in the optimizer's step. ``hosts``, the ranks on each host, is kept
-    from step to step, for strategies that first reduce inside each host.
+    communication in the optimizer's step. ``hosts``: the ranks on each host, set by
+    strategies that first reduce inside each host; not cleared between steps.
     """
 
     events: list[BucketEvent] = field(default_factory=list)
@@ -60,7 +61,7 @@ class Strategy:
     Attributes:
         has_account: True if a backward pass without communication is possible, which
             is timed to separate computation from communication.
-        holds_a_part: True if the state of a rank is a shard or its own, so that a run
+        holds_a_part: True if ranks have different state, such as shards, so that a run
             cannot resume at another world size.
     """
 
@@ -85,7 +86,7 @@ class Strategy:
         self.set_up()
 
     def set_up(self) -> None:
-        """Wrap the model, and copy rank 0's weights to all ranks. Collective."""
+        """Hook: wrap the model, and copy rank 0's weights to all ranks. Collective."""
 
     @property
     def divisor(self) -> int:
@@ -99,18 +100,18 @@ class Strategy:
 
     def micro_step(self, shard: int, is_last: bool) -> AbstractContextManager[None]:
         """Return a context for both passes of a micro-batch, which is from ``shard`` of
-        the batch. ``is_last``: it is this rank's last in the step.
+        the batch. ``is_last``: the micro-batch is this rank's last in the step.
         """
         return nullcontext()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Disable communication: passes in the body leave local gradients."""
+        """Context manager: passes in the body do not synchronize gradients."""
         yield
 
     def reduce(self) -> None:
-        """Synchronize all gradients that the backward passes have not. Collective.
-        Raises UserError for a parameter without a gradient, if the strategy needs all.
+        """Synchronize all gradients that the backward passes have not synchronized.
+        Collective. Raises UserError if a gradient that the strategy needs is missing.
         """
 
     def optimizer(
@@ -120,14 +121,14 @@ class Strategy:
         return kind(self.model.parameters(), lr=learning_rate)
 
     def agree_on_overflow(self, found: Tensor) -> None:
-        """Set ``found`` (1,), not 0 if a gradient that this rank steps overflowed, to
-        the maximum over ranks. Collective. Does nothing by default, since all ranks
-        step all gradients, so it is equal.
+        """Set ``found`` (1,), an overflow flag (not 0 if a gradient of this rank's
+        optimizer is not finite), to the maximum over ranks. Collective. By default all
+        optimizers step the same gradients, so ``found`` is equal and nothing is done.
         """
 
     def moments(self, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-        """Return the tensors in the state of ``optimizer``, not sharded, by
-        ``PARAMETER/KEY``; complete on rank 0. Collective.
+        """Return the tensors in the state of ``optimizer``, such as Adam's moments, by
+        ``PARAMETER/KEY`` and unsharded; complete only on rank 0. Collective.
         """
         return {
             f"{name}/{key}": whole(value)
@@ -143,15 +144,15 @@ class Strategy:
     def restore_optimizer(
         self, optimizer: torch.optim.Optimizer, state: dict[str, Any]
     ) -> None:
-        """Load what :meth:`optimizer_state` returned."""
+        """Load ``state``, as :meth:`optimizer_state` returns it, into ``optimizer``."""
         optimizer.load_state_dict(state)
 
     def kept(self) -> dict[str, Any]:
-        """Return more state for a checkpoint, tensors and JSON types; empty if none."""
+        """Return the strategy's state for a checkpoint, if any: tensors, JSON types."""
         return {}
 
     def restore(self, kept: dict[str, Any]) -> None:
-        """Load what :meth:`kept` returned on this rank."""
+        """Load ``kept``, the state that :meth:`kept` returned on this rank."""
 
     def finish(self) -> None:
         """Synchronize buffers after the last step. Collective."""
@@ -161,7 +162,7 @@ class Strategy:
         return dict(self.model.state_dict())
 
     def traffic(self) -> Traffic:
-        """Return the traffic expected of the last step, without the model's buffers."""
+        """Return this rank's expected traffic in the last step, without buffers."""
         return {}
 
     def logged(self) -> dict[str, float]:
@@ -198,9 +199,7 @@ def copy_buffers(model: nn.Module) -> list[Tensor]:
 
 
 def load_buffers(model: nn.Module, saved: Sequence[Tensor]) -> None:
-    """Copy ``saved`` into the model's buffers, in place; ValueError if their number is
-    wrong.
-    """
+    """Copy ``saved`` into the model's buffers; ValueError if their number differs."""
     for buffer, copy in zip(model.buffers(), saved, strict=True):
         buffer.detach().copy_(copy)
 
@@ -224,7 +223,7 @@ def world() -> dist.ProcessGroup:
 
 
 def broadcast(tensors: Iterable[Tensor], group: dist.ProcessGroup | None) -> None:
-    """Replace ``tensors`` by rank 0's of ``group`` (None for all). Collective."""
+    """Copy ``tensors`` of rank 0 of ``group`` (None: all) to all ranks. Collective."""
     for tensor in tensors:
         # gloo ignores strides
         dense = tensor.detach().contiguous()

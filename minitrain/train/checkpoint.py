@@ -48,7 +48,7 @@ class Checkpoints:
         folder: Where they are, or will be.
         identity: Everything that the bits of the run depend on, as JSON values.
         every: Number of steps between checkpoints.
-        keep: Number of checkpoints to keep; older ones are removed.
+        keep: Number of newest checkpoints to keep; older ones are removed.
         same_bits: True if a resumed run has the bits of an uninterrupted one.
     """
 
@@ -59,9 +59,9 @@ class Checkpoints:
     same_bits: bool = True
 
     def save(self, step: int, kept: Kept) -> None:
-        """Write ``kept``, the state of each rank after ``step`` steps, then remove the
-        oldest checkpoints. Collective. An error on one rank is raised on all, and
-        leaves the earlier checkpoints as they are.
+        """Write ``kept``, this rank's state after ``step`` steps, then remove all but
+        the ``keep`` newest checkpoints up to ``step``. Collective. An error on one rank
+        is raised on all ranks, and leaves earlier checkpoints unchanged.
 
         Raises:
             UserError: A disk is full.
@@ -90,9 +90,9 @@ class Checkpoints:
             shutil.rmtree(self.folder / f"{STEP}{one}", ignore_errors=True)
 
     def begin(self) -> bool:
-        """Lock the folder until rank 0 exits. Return whether all ranks see it; False if
-        it is not shared with another host. Collective. Raises UserError if another
-        process holds the lock for 15 s, or half the limit of the group.
+        """Lock the folder until rank 0 exits, and return whether all ranks see it, as
+        on one host or a shared file system. Collective. Raises UserError if another
+        process holds the lock for 15 s (or half the group's timeout, if shorter).
         """
         only_first(lambda: _lock(self.folder))
         return all(who_sees(self.folder))
@@ -107,7 +107,7 @@ class Checkpoints:
         )
 
     def forget(self) -> None:
-        """Remove all checkpoints after the run has ended. Call it on one rank."""
+        """Remove all checkpoints of the run, once it has ended. Call it on one rank."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self.remove_empty()
 
@@ -132,9 +132,9 @@ def step_of(checkpoint: Path) -> int:
 def newest_whole(
     folder: Path, is_ours: Callable[[Manifest], bool], below: int | None = None
 ) -> Path | None:
-    """Return the newest complete checkpoint in ``folder`` with an identity that
-    ``is_ours`` accepts, of fewer steps than ``below`` (if given); None if there is
-    none. Print a line on stderr for each newer one that is not used.
+    """Return the newest complete checkpoint in ``folder`` whose identity ``is_ours``
+    accepts, of fewer steps than ``below`` (if given); None if there is none. Print a
+    line on stderr for each newer checkpoint that is damaged or not accepted.
     """
     for step in steps_in(folder):
         if below is not None and step >= below:

@@ -1,4 +1,4 @@
-"""Step timing on one rank: one row per step, in milliseconds."""
+"""Step timing on one rank: one row (a dict) per step, with times in milliseconds."""
 
 import time
 from collections.abc import Callable
@@ -56,9 +56,7 @@ class StepClock:
         self.now_ns = now
 
     def carve(self, part: str, out_of_it: str, length_ns: int | None) -> None:
-        """Move ``length_ns`` from the component ``part`` to a new one, ``out_of_it``.
-        Change nothing if it is None.
-        """
+        """Move ``length_ns``, if not None, from component ``part`` to ``out_of_it``."""
         if length_ns is not None:
             self.row[f"{part}_ms"] -= length_ns / NS_PER_MS
             self.row[f"{out_of_it}_ms"] = length_ns / NS_PER_MS
@@ -69,19 +67,19 @@ class StepClock:
 
 
 def bucket_times(trace: SyncTrace, backward_ms: float, end_ns: int) -> Row:
-    """Return how a backward pass overlaps with the reduction of its buckets.
+    """Return times of a row: how backward overlaps with the reduction of its buckets.
 
     Args:
         trace: Buckets of the step.
         backward_ms: Duration of the backward pass.
-        end_ns: Its end, as a ``perf_counter_ns`` reading.
+        end_ns: End of the backward pass, as a ``perf_counter_ns`` reading.
 
     Returns:
-        ``last_bucket_at_ns``, when the last gradient is computed; backward time before
-        (``to_last_bucket_ms``) and after it (``comm_exposed_ms``); ``comm_total_ms``
-        with at least one bucket in reduction, and ``comm_hidden_ms`` of it before the
-        last gradient; ``comm_span_ms`` from the first bucket to the end. Empty without
-        buckets, or without their times (GPU).
+        ``last_bucket_at_ns``: when the last gradient was computed;
+        ``to_last_bucket_ms``, ``comm_exposed_ms``: backward time before and after it;
+        ``comm_total_ms``: time with at least one bucket in reduction;
+        ``comm_hidden_ms``: its part before the last gradient; ``comm_span_ms``: time
+        from the first bucket to the end. Empty without buckets or their times (GPU).
     """
     spans = [
         (event.called_ns, event.done_ns)

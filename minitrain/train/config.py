@@ -1,7 +1,7 @@
 """Description of a run: model, batches, strategy, optimizer, precision, seed.
 
-It comes from params.yaml, from an arm of a speed comparison (one of its timed
-configurations), or from a user's test.
+A description comes from params.yaml, from an arm of a speed comparison (one of its
+timed configurations), or from a user's test.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,8 +36,9 @@ OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
 @dataclass(frozen=True)
 class RunConfig:
     """Everything that the results of a run depend on, except the number of processes.
-    Rank r builds its model by ``factory`` from ``seed`` + r, and cuts its share of a
-    global batch into ``grad_accumulation_steps`` micro-batches.
+    ``sync`` is the strategy, and ``tuning`` holds its settings. Rank r seeds with
+    ``seed`` + r before it calls ``factory``, which builds the model, and cuts its share
+    of a global batch into ``grad_accumulation_steps`` micro-batches.
     """
 
     factory: Callable[[], nn.Module]
@@ -54,7 +55,7 @@ class RunConfig:
     hash_every: int = 1
 
     def start_model(self, rank: int) -> nn.Module:
-        """Seed with ``seed`` + ``rank`` and build the model of a rank (or shard)."""
+        """Return the model of a rank (or shard), seeded with ``seed`` + ``rank``."""
         seed_everything(self.seed + rank)
         return self.factory()
 
@@ -65,8 +66,8 @@ class RunConfig:
     def batches(
         self, shards: Sequence[int], num_shards: int, device: torch.device | None = None
     ) -> Batches:
-        """Open the micro-batches of ``shards``, out of ``num_shards``, on ``device``
-        (None: CPU).
+        """Return the batches of ``shards``, out of ``num_shards``, on ``device`` (None:
+        CPU).
         """
         count = self.grad_accumulation_steps
         return self.data.open(shards, num_shards, count, device)
@@ -80,13 +81,13 @@ class RunConfig:
 
     @property
     def recorded(self) -> set[int]:
-        """Steps whose tensors are hashed."""
+        """Numbers of the steps whose tensors are hashed (recorded steps)."""
         return recorded_steps(self.steps, self.hash_every, self.data.smaller())
 
     @property
     def sampled(self) -> set[int]:
-        """Recorded steps whose tensors are kept for the witness: the first two, the
-        last, the first with a smaller batch, and one chosen by the data's hash.
+        """Recorded steps whose tensors are stored for the witness (an independent
+        check): first two, last, first with a smaller batch, one chosen by data's hash.
         """
         steps, smaller = sorted(self.recorded), self.data.smaller()
         drawn = steps[self.data.digest() % len(steps)]
@@ -94,7 +95,7 @@ class RunConfig:
 
 
 def plain_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer:
-    """Build the optimizer for a process that has the whole ``model``, for a replay."""
+    """Return the optimizer of a replay, in which one process has the whole model."""
     # without a strategy, whose mistakes a replay must not repeat
     import_compiler()
     return config.kind_of_optimizer(model.parameters(), lr=config.learning_rate)
@@ -136,5 +137,5 @@ def _num_steps(train: Train, shards: Path) -> int:
 
 
 def whole_batches(config: RunConfig) -> RunConfig:
-    """Return ``config`` as one process runs it: whole global batches, no strategy."""
+    """Return ``config`` for one process: whole global batches, no synchronization."""
     return replace(config, sync=Strategy, grad_accumulation_steps=1)

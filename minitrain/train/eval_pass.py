@@ -1,9 +1,9 @@
 """Passes in eval mode for the witness: the training loop without its optimizer step.
 
 In eval mode the loss of a sample depends on that sample alone. So after the last step
-each rank repeats the loop in eval mode, with the same weights, strategy and reductions,
-and its gradient can be compared with the gradient of one whole batch. With a precision
-of 16 bits there is a second pass in float32.
+each rank repeats a step in eval mode, with the same weights, strategy and reductions.
+The witness (an independent check) compares the gradient with the gradient of one whole
+batch. With a precision of 16 bits there are two passes, one of them in float32.
 """
 
 from collections import Counter
@@ -35,7 +35,7 @@ NO_STEP = SimpleNamespace(step=lambda: None, zero_grad=lambda: None)
 
 
 class GradientObserver(Observer):
-    """Observer that keeps the synchronized gradients, by name, and losses of a step."""
+    """Observer that stores the losses and synchronized gradients of the last step."""
 
     def __init__(self, worker: Worker) -> None:
         super().__init__(worker)

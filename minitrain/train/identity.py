@@ -42,8 +42,8 @@ def checkpoints_of(
 def identity_of(
     params: Params, shards: Path, run: str, world_size: int, **more: Any
 ) -> dict[str, Any]:
-    """Return everything that the bits of ``run`` depend on, by name, and the entries
-    ``more``. ``shards`` is the folder of its data. Raises OSError for a missing file.
+    """Return everything that the bits of ``run`` depend on, by name, plus the entries
+    ``more``. ``shards``: folder of the run's data. Raises OSError for a missing file.
     """
     train = params.train.model_dump(exclude={*NOT_OF_THE_BITS})
     model = params.model.model_dump()
@@ -86,8 +86,8 @@ def same_on_all_hosts(
 def difference(
     theirs: Mapping[str, Any], ours: Mapping[str, Any], *, but: tuple[str, ...] = ()
 ) -> str:
-    """Describe the first difference of two identities, ignoring names in ``but``; empty
-    if there is none.
+    """Return the first difference of two identities as text, ignoring names in ``but``;
+    empty if there is none.
     """
     key, *values = differing_fact(ours, theirs, but=but)
     return "{0} = {2}, here {1}".format(key, *values) if key else ""

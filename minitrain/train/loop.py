@@ -6,9 +6,8 @@ from minitrain.train.worker import Worker
 
 
 def train(worker: Worker, steps: Iterable[int]) -> None:
-    """Run ``steps`` (numbers from 0) and call the observer at each phase. Collective.
-
-    Raises the observer's errors, such as UserError for a loss that is not finite.
+    """Train ``worker`` for ``steps`` (step numbers from 0), and call its observer's
+    hooks. Collective. Raises their errors, such as UserError if a loss is not finite.
     """
     observer = worker.observer
     for step in steps:

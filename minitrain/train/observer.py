@@ -27,9 +27,9 @@ LISTS = ("losses", "digests", "timings")
 
 
 class Observer:
-    """Base class of observers, which do not change what is computed. It keeps only the
-    losses of the last step, for speed comparisons. The training loop calls the methods
-    up to :meth:`after_step` in this order.
+    """Base class of observers: hooks that do not change what is computed. The training
+    loop calls :meth:`begin` to :meth:`after_step` in this order. This class keeps only
+    the losses of the last step, for speed comparisons.
     """
 
     def __init__(self, worker: "Worker") -> None:
@@ -68,11 +68,11 @@ class Observer:
         return shares_of_loss(self._losses, self._micro_batches)
 
     def kept(self) -> Row:
-        """Return the observations so far, for a checkpoint, in types of JSON."""
+        """Return the observations so far, for a checkpoint, as values of JSON."""
         return {}
 
     def sampled(self) -> dict[str, Tensor]:
-        """Return the tensors for the witness on rank 0; empty on other ranks."""
+        """Return tensors for the witness, an independent check; only rank 0 has any."""
         return {}
 
     def restore(self, kept: Row) -> None:
@@ -234,8 +234,8 @@ class StepObserver(Observer):
 
 
 def watches_parts(worker: "Worker") -> StepObserver:
-    """Return the observer of a pipeline run. It also times a backward pass without
-    communication, to account for step time, if the strategy can compute one.
+    """Return the observer of a pipeline run. If the strategy has a backward pass
+    without communication, that pass is timed too, to split step time into parts.
     """
     return StepObserver(worker, worker.sync.has_account)
 

@@ -1,4 +1,4 @@
-"""Mixed precision: autocast and loss scaling. Parameters stay as they are."""
+"""Mixed precision: autocast and loss scaling. Parameters keep their types."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -18,7 +18,7 @@ class Precision:
     """Precision named by ``train.precision``: float32 leaves the types of the model,
     bf16 and fp16 use ``torch.autocast``. If ``scales`` is true, fp16 scales the loss
     (arXiv 1710.03740, ``torch.amp.GradScaler``): after an overflow of synchronized
-    gradients all ranks skip the step and halve the scale. Else ``scaler`` is disabled.
+    gradients all ranks skip the step and halve the scale. Else the loss is not scaled.
     """
 
     def __init__(
@@ -40,8 +40,8 @@ class Precision:
         optimizer: torch.optim.Optimizer,
         agree: Callable[[Tensor], None] = lambda found: None,
     ) -> None:
-        """Unscale the synchronized gradients. ``agree`` is called with a tensor (1,),
-        not 0 if a gradient overflowed, which it makes equal on all ranks in place.
+        """Unscale the synchronized gradients in fp16. ``agree(found)`` must make
+        ``found`` (1,), not 0 if a gradient overflowed, equal on all ranks, in place.
         """
         self.scaler.unscale_(optimizer)
         if self.scaler.is_enabled():

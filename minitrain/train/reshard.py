@@ -1,7 +1,8 @@
 """Resume on a different world size: redistribute shards over ranks.
 
 With logical shards the bits stay the same. With other strategies ranks resume from
-their common state, but from then on gradients of other samples are added up on a rank.
+their common state, but then each rank adds up the gradients of other samples than
+before, so the bits change.
 """
 
 import json
@@ -38,7 +39,7 @@ def begin_with(own: Checkpoints, source: Path, config: RunConfig) -> None:
     has one. The runs may differ only in their number of ranks. Collective.
 
     Args:
-        own: Checkpoints of this run; their folder gets locked.
+        own: Checkpoints of this run; their folder is locked until rank 0 exits.
         source: Folder of the other run's checkpoints.
         config: Description of this run.
 
@@ -117,8 +118,8 @@ def _newest_there(ours: Mapping[str, Any], source: Path, config: RunConfig) -> P
 
 
 def deal(kept: Sequence[Kept], mine: Sequence[int], rank: int) -> Kept:
-    """Return the state that ``rank`` loads at the new world size to own the data shards
-    ``mine``. ``kept``: the state of each rank at the old world size.
+    """Return the checkpoint state of ``rank``, which has the data shards ``mine``, at
+    the new world size. ``kept``: state of each rank at the old world size.
     """
     like = kept[rank % len(kept)]
     # a rank with one shard uses the generators of its process instead of a stream

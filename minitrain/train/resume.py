@@ -1,9 +1,9 @@
 """Bit-exact resume of an interrupted run.
 
-Before a run continues from a checkpoint, it repeats its first steps. That restores what
-cannot be saved: the order of DDP's buckets, which decides bits from three ranks on. And
-it shows whether this machine computes the bits of the checkpoint, which has their
-hashes.
+Before a run continues from a checkpoint, it repeats the run's first steps. That
+restores the order of DDP's buckets, which cannot be saved and affects the bits with
+three or more ranks. It also checks that this machine computes the same bits in these
+steps: the checkpoint holds hashes of their results.
 """
 
 import json

@@ -56,7 +56,7 @@ def same_random_state(a: RandomState, b: RandomState) -> bool:
 
 @contextmanager
 def untouched_random_state() -> Iterator[None]:
-    """Restore the generators after the body, also after an error."""
+    """Context manager: restore the generators after the body, also after an error."""
     state = random_state()
     try:
         yield
@@ -66,7 +66,7 @@ def untouched_random_state() -> Iterator[None]:
 
 @contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
-    """Restore generators and the model's buffers after the body, also on an error."""
+    """Context manager: restore generators and ``model``'s buffers, also on an error."""
     saved = copy_buffers(model)
     try:
         with untouched_random_state():
@@ -76,8 +76,8 @@ def untouched(model: nn.Module) -> Iterator[None]:
 
 
 class Stream:
-    """Random numbers of one of several shards in this process. It starts from the
-    current generators; each ``with stream:`` continues where the last one stopped.
+    """Context manager: random numbers of one of several shards in this process. They
+    start from the current generators, and continue in each further ``with stream:``.
     """
 
     def __init__(self) -> None:

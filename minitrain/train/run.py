@@ -1,4 +1,4 @@
-"""Training run of one rank: set up, train, write the evidence."""
+"""Training run of one rank: set up, train, write the output files."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -40,8 +40,8 @@ Inject = Callable[[Worker], None]
 
 @dataclass(frozen=True)
 class Job:
-    """Parameters, input and output folders and script of a run. ``resume`` is a folder
-    with checkpoints of a run with another number of ranks, to start from (or None).
+    """Parameters of a run, its input folder ``shards`` and output folder ``out``.
+    ``resume``: folder with checkpoints to start from, of another world size, or None.
     """
 
     params: Params
@@ -54,7 +54,7 @@ class Job:
 
     @property
     def name(self) -> str:
-        """Name such as gloo-2."""
+        """Name of the run, from backend and world size, such as gloo-2."""
         return f"{self.backend}-{self.world_size}"
 
     def checkpoints(self, config: RunConfig) -> Checkpoints:
@@ -70,7 +70,7 @@ class Job:
 def preflight(job: Job, ranks_here: int | None = None) -> None:
     """Check ``job`` before any process is launched: torch, GPUs, data, and a pass of
     the model. ``ranks_here`` is the number of ranks on this host; None for all. Raises
-    UserError for a user's mistake.
+    UserError if a check fails.
     """
     require_torch(job.params.environment.torch)
     if job.backend == "nccl":
@@ -100,8 +100,8 @@ def preflight(job: Job, ranks_here: int | None = None) -> None:
 
 
 def train_rank(job: Job, launcher: str) -> None:
-    """Run one rank of ``job``, from joining the process group to writing the evidence.
-    ``launcher`` is recorded. Raises UserError for a loss that is not finite.
+    """Run one rank of ``job``, from joining the process group to writing the output.
+    ``launcher``, a name, is only recorded. Raises UserError if a loss is not finite.
     """
     threads = job.params.train.threads_per_process
     torch.set_num_threads(threads)
@@ -154,12 +154,12 @@ def run_rank(
     checkpoints: Checkpoints | None = None,
     show: str = "",
 ) -> TrainResult:
-    """Train one rank of the process group and collect the evidence. Collective.
+    """Train one rank of the process group and return its results. Collective.
 
     Args:
         config: Description of the run.
         device: Device of this rank; None for the CPU.
-        observer: Factory of the observer; it is called with the worker.
+        observer: Called with the worker; returns its observer.
         inject: Function that injects a fault into the worker, to test the checks.
         states: Folder on rank 0's host for the final state; None to return it.
         checkpoints: Checkpoints to continue from and to write; None for none.

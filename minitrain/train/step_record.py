@@ -1,11 +1,11 @@
 """Record of a run: hashes of its tensors, taken outside of timed regions.
 
-Kinds of rows: ``batch`` (every step: hash of the global batch), ``fed`` (every step:
-inputs of each rank's model), ``tensors`` (recorded steps: hash of every gradient before
-the optimizer, of every parameter and buffer after it, on each rank), ``buckets`` (when
-DDP's layout changes), ``forward`` (once: whether the forward pass depends only on its
-samples), and ``probe``, ``no probe`` and ``unwatched``
-(:mod:`minitrain.train.eval_pass`).
+A row is a dict, a line of hashes.jsonl. Kinds of rows: ``batch`` (every step: hash of
+the global batch), ``fed`` (every step: inputs of each rank's model), ``tensors``
+(recorded steps, see :func:`recorded_steps`: hash of every gradient before the optimizer
+and of every parameter and buffer after it, on each rank), ``buckets`` (when DDP's
+layout changes), ``forward`` (once: whether the forward pass depends only on its
+samples); ``probe``, ``no probe``, ``unwatched`` (:mod:`minitrain.train.eval_pass`).
 """
 
 import hashlib
@@ -65,7 +65,7 @@ def ledger_entry(digests: Sequence[Sequence[int]]) -> Row:
 
 
 def ledger_sum(digests: Iterable[int]) -> str:
-    """Return the sum of SHA-256s modulo 2^256, in hex."""
+    """Return the sum of samples' SHA-256 ``digests`` modulo 2^256, in hex."""
     return f"{sum(digests) % DIGEST_MODULUS:064x}"
 
 
@@ -110,7 +110,7 @@ class StepRecord:
         return {"rows": self.rows, "layout": self._layout}
 
     def restore(self, kept: Row) -> None:
-        """Load what :meth:`kept` returned."""
+        """Continue from the rows in ``kept``, returned by :meth:`kept`."""
         # in place, because results share the list
         self.rows[:] = kept["rows"]
         self._layout = kept["layout"]
@@ -122,12 +122,12 @@ class StepRecord:
             self.values["before"] = whole_copies(dict(self._model.named_parameters()))
 
     def start(self, step: int, moments: Tensors) -> None:
-        """Copy the state before a sampled step, and the optimizer's ``moments``."""
+        """Copy model state and optimizer ``moments`` before a step to ``sampled``."""
         self._sample(step, "before", self._model.state_dict())
         self._sample(step, "moments", moments)
 
     def fed(self, step: int, micro_batches: Sequence[MicroBatch]) -> None:
-        """Add a ``fed`` row: hash of each sample, numbers of targets, hash of all."""
+        """Add a ``fed`` row: samples and target counts of this rank's micro-batches."""
         named = [
             {
                 "shard": one.shard,
@@ -149,7 +149,7 @@ class StepRecord:
             self.sampled[f"{step}/{kind}/{name}"] = whole(tensor)
 
     def layout(self, step: int, trace: SyncTrace) -> None:
-        """Record the buckets and the ranks of each host, if the buckets changed."""
+        """Add a ``buckets`` row (layout, ranks of each host) if the buckets changed."""
         layout = [
             {"num_bytes": event.num_bytes, "parameters": list(event.parameters)}
             for event in trace.events
@@ -173,7 +173,7 @@ class StepRecord:
             self.values["gradients"] = whole_copies(gradients)
 
     def own_gradients(self, step: int, gradients: Sequence[Tensors]) -> None:
-        """Keep the gradients of each shard, in a replay, if ``step`` is to be kept."""
+        """Copy each shard's ``gradients`` to ``values`` if ``step`` is to be kept."""
         if step == self._keep:
             self.values["own"] = [dict(own) for own in gradients]
 
@@ -208,13 +208,13 @@ class StepRecord:
         return dict(zip(names, map(sha256_tensor, own), strict=True))
 
     def before_forward(self) -> None:
-        """Keep the state of generators and buffers before the first forward pass."""
+        """Store generator state and buffer hashes before the first forward pass."""
         if not self.rows:
             self._before_first = random_state(), self._buffer_hashes()
 
     def after_forward(self) -> None:
-        """Add the ``forward`` row: did the first pass draw random numbers or change
-        buffers? Do nothing after later passes.
+        """After the first forward pass, add the ``forward`` row: whether it drew random
+        numbers or changed buffers.
         """
         if self._before_first is None:
             return
@@ -308,7 +308,7 @@ def mean_losses(results: Iterable[TrainResult]) -> list[float]:
 
 
 def mean_loss(shares: Iterable[Sequence[float]]) -> float:
-    """Return the sum of the ``shares`` of a loss, a sequence per rank."""
+    """Return the mean loss, the sum of its ``shares``, a sequence per rank."""
     # correctly rounded, so it does not depend on how the batch was distributed
     return math.fsum(share for rank in shares for share in rank)
 

@@ -1,8 +1,8 @@
 """Worker: a rank that is ready to train.
 
-Everything that trains builds a :class:`Worker` from a
-:class:`~minitrain.train.config.RunConfig`. Later steps depend only on its state, and on
-the generators of its process if it has no streams: a checkpoint saves both.
+All training code builds a :class:`Worker` from a
+:class:`~minitrain.train.config.RunConfig`. Later steps depend only on the worker's
+state, and on the process's random generators if ``streams`` is None.
 """
 
 import json
@@ -27,19 +27,19 @@ REPEATED = 3
 
 
 class Worker:
-    """Model, strategy, optimizer, batches and random numbers of one rank. Building it
-    is collective over ``group``.
+    """Model, strategy, optimizer, batches and random numbers of one rank. The
+    constructor is collective over ``group``.
 
     Args:
         config: Description of the run.
         group: Ranks that train together; None for all.
         device: Device of this rank; None for the CPU.
         timed: The strategy records the times of its buckets.
-        observer: Factory of the observer; it is called with this worker.
+        observer: Called with this worker; returns its observer.
 
     Attributes:
         model: The plain module; ``sync`` wraps it.
-        streams: Random numbers by shard if the process computes several, else None.
+        streams: Random numbers by shard if a rank may have several shards, else None.
     """
 
     def __init__(
@@ -72,8 +72,9 @@ class Worker:
 
     @contextmanager
     def micro_step(self, micro_batch: MicroBatch, is_last: bool) -> Iterator[None]:
-        """Return a context for the passes of a micro-batch: the strategy's (``is_last``
-        of the step: DDP synchronizes), with the random numbers of its shard.
+        """Context manager for both passes of ``micro_batch``: enters the strategy's
+        context, and uses the random numbers of the shard. ``is_last``: this is the last
+        micro-batch of the step, in which DDP synchronizes.
         """
         shard = micro_batch.shard
         random = nullcontext() if self.streams is None else self.streams[shard]
@@ -86,9 +87,9 @@ class Worker:
             return self.batches.loss(self.sync.module, micro_batch.inputs)
 
     def weighted(self, loss: Tensor, micro_batch: MicroBatch) -> Tensor:
-        """Weight ``loss`` so that the sum of all micro-batches' gradients, divided by
-        the strategy's divisor, is the gradient of the mean over the global batch's
-        targets.
+        """Return ``loss`` times a weight, such that the sum of all micro-batches'
+        gradients, divided by the strategy's divisor, is the gradient of the mean loss
+        over the global batch's targets.
         """
         share = micro_batch.num_targets * self.sync.divisor / micro_batch.global_targets
         return loss * share
@@ -108,8 +109,8 @@ class Worker:
         self.model.zero_grad()
 
     def kept(self) -> dict[str, Any]:
-        """Return everything that later steps depend on, for a checkpoint: views of the
-        worker's tensors, or of this rank's shards. Collective.
+        """Return all state that later steps depend on and the observations so far, for
+        a checkpoint; tensors are views, of this rank's shard if sharded. Collective.
         """
         my_heartbeat().enter("checkpoint")
         streams = self.streams or {}
@@ -130,7 +131,7 @@ class Worker:
         }
 
     def restore(self, kept: dict[str, Any]) -> None:
-        """Load what :meth:`kept` returned. Call it after at least one step."""
+        """Load the state from :meth:`kept`. Call this after at least one step."""
         with torch.no_grad():
             for name, tensor in _tensors_of(self.model).items():
                 tensor.copy_(kept["model"][name])
@@ -152,8 +153,8 @@ class Worker:
 
 
 def start_streams(config: RunConfig, count: int) -> list[Stream]:
-    """Return the random numbers with which each of ``count`` shards begins training.
-    This builds the model of each shard, and changes the generators of the process.
+    """Return a stream of random numbers for each of ``count`` shards, as building the
+    model of the shard leaves it. Changes the generators of the process.
     """
     streams = []
     for shard in range(count):

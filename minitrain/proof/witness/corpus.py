@@ -1,8 +1,8 @@
 """Samples of each batch and rank, determined from the corpus itself.
 
-A sample is a boundary byte, its text in UTF-8, and a boundary byte; longer ones than a
-block are split or cut. The witness identifies a sample by its content: the start of the
-SHA-256 of the row of ids and the row of labels that the model receives.
+A sample is a boundary byte, its text in UTF-8, and a boundary byte; if it is longer
+than ``block_size``, it is split or cut off. Its name identifies it by content: the
+start of the SHA-256 of the row of ids and the row of labels that the model receives.
 """
 
 import hashlib
@@ -42,8 +42,8 @@ Batch = dict[str, Tensor]
 
 
 class Corpus:
-    """The samples of a corpus.jsonl, split or cut as configured in params.yaml, with
-    their ``names`` and, by name, numbers of ``targets``.
+    """The samples of a corpus.jsonl, split or cut off as set in params.yaml: their
+    ``names`` (hashes) and, by name, numbers of ``targets`` (tokens to predict).
     """
 
     def __init__(self, corpus: Path, params: Path) -> None:
@@ -93,8 +93,8 @@ class Corpus:
         return {"input_ids": ids, "labels": labels}
 
     def batches(self, record: Record) -> dict[int, Batch]:
-        """Build the batches of the sampled steps and of the probe (the step repeated in
-        eval mode) from the recorded names of their samples, by step.
+        """Return the batches of the sampled steps and of the probe (a step repeated in
+        eval mode), by step, rebuilt from the names of the samples in ``record``.
         """
         probed = [row["step"] for row in record.kind("probe")]
         fed: dict[int, list[str]] = {step: [] for step in (*record.steps(), *probed)}
@@ -109,8 +109,8 @@ class Corpus:
     def task(
         self, world_size: int, wire: torch.dtype | None, section: Any = None
     ) -> Task:
-        """Return the settings of a run. ``wire`` is the type in which gradients are
-        sent, if coarser than their own; ``section`` the argument of the model factory.
+        """Return a run's settings. ``wire`` is the dtype in which gradients are sent,
+        if coarser than theirs; ``section`` the factory's argument (None: ``model``'s).
         """
         train, model = self.params["train"], self.params["model"]
         count, size = len(self.names), train["global_batch_size"]
@@ -137,7 +137,7 @@ class Corpus:
         )
 
     def data_rung(self, task: Task, record: Record) -> Rung:
-        """Check the recorded samples: each once per epoch, sample i on rank i % W,
+        """Return the rung of samples: each once per epoch, sample i on rank i % W,
         batches of the right size and number of targets, another order in each epoch.
         """
         count, size = len(self.names), self.params["train"]["global_batch_size"]
@@ -195,8 +195,8 @@ class Corpus:
 
 
 def build(model: Mapping[str, Any], section: Any) -> nn.Module:
-    """Build the model: call ``model.factory``, from its file or module, with
-    ``section``. The witness imports it itself, so as not to share errors of minitrain.
+    """Return the model that ``model.factory`` in a file or module makes of ``section``.
+    The witness has its own import code, to share no errors with minitrain.
     """
     place, _, name = model["factory"].rpartition(":")
     if place:

@@ -1,4 +1,4 @@
-"""The witness's checks of a run: a run of the pipeline, or on given batches."""
+"""The witness's checks of a run on a corpus (a pipeline run) or on given batches."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -40,8 +40,8 @@ def examine_run(
     exact: bool = True,
     section: Any = None,
 ) -> dict[str, Rung]:
-    """Recompute a run from its corpus and params.yaml; return comparison results by
-    name. ``exact``: compare gradients too (False if the strategy approximates them);
+    """Recompute a run from its corpus and params.yaml; return rungs (results) by name.
+    ``exact``: compare gradients too (False if the strategy approximates them);
     ``wire``: type in which gradients are sent, if coarser than their own; ``section``:
     argument of the model's factory.
     """
@@ -57,8 +57,8 @@ def examine_run(
 def examine_batches(
     task: Task, batches: Sequence[Any], record: Record, *, exact: bool = True
 ) -> dict[str, Rung]:
-    """Recompute a run over ``batches``, one per step in a cycle; return comparison
-    results by name. For ``exact`` see :func:`examine_run`.
+    """Recompute a run whose step i used ``batches[i % len(batches)]``; return rungs
+    (check results) by name. For ``exact`` see :func:`examine_run`.
     """
     sizes = [len(tensors_of(batch)[0]) for batch in batches]
     smaller = next((i for i, size in enumerate(sizes) if size < sizes[0]), None)
@@ -104,9 +104,9 @@ def numbers(
     exact: bool,
     others: Iterable[int] = (),
 ) -> dict[str, Rung]:
-    """Check hashes, optimizer steps, losses and gradients; return results by name.
-    ``batch_of`` returns the batch of a step. For the steps ``others``, which are not
-    sampled, only batches and their slices are compared.
+    """Check hashes, optimizer steps, losses and, if ``exact``, gradients; return rungs
+    by name. ``batch_of`` returns the batch of a step. At steps ``others``, which are
+    not sampled, only batches are compared with their slices.
     """
     model = built(task)
     kept = model.state_dict()

@@ -1,9 +1,9 @@
 """Comparison of a run's losses and gradients with the mean over the whole batch.
 
-The limit is measured, not guessed: the distance to float64 of the same gradient in the
-run's own precision, from states one unit in the last place away and with other slices
-of the batch. ``FACTOR`` times that is allowed per tensor; a wrong gradient is off by
-thousands. If training draws random numbers, several draws are compared.
+The limit is measured. In the run's own precision, the witness computes a gradient from
+states one unit in the last place away, with other slices of the batch; per tensor,
+``FACTOR`` times its distance to the float64 gradient is allowed. A wrong gradient is
+off by thousands. If training draws random numbers, several draws are compared.
 """
 
 from collections.abc import Mapping
@@ -50,7 +50,7 @@ NUM_ELEMENTS = 65536
 
 
 def repeats(computer: Computer) -> bool:
-    """Return whether two passes from one state give one result; True if one fails."""
+    """Return whether two passes from one state agree, or one of them fails."""
     given = computer.record.of(0, "before"), computer.groups_of(0)
     try:
         one, other = (
@@ -65,8 +65,8 @@ def repeats(computer: Computer) -> bool:
 
 def probe_rungs(computer: Computer, mean: Rung) -> dict[str, Rung]:
     """Compare the run's gradient in eval mode (the probe), which has no random numbers,
-    with the gradient of the whole batch (never of its slices). ``mean`` is the result
-    ``witness_mean`` of :func:`mean_rungs`. Return results by name.
+    with the witness's gradient of the whole batch, not sliced. ``mean`` is the rung
+    ``witness_mean`` of :func:`mean_rungs`. Return rungs (results) by name.
     """
     record = computer.record
     for row in record.kind("no probe"):
@@ -114,12 +114,12 @@ def _probed(computer: Computer, row: Mapping[str, Any], whole: Pass) -> Rung:
 
 
 def training_rungs(computer: Computer, known: dict[int, Asked]) -> dict[str, Rung]:
-    """Compare loss and gradient of the sampled steps with the whole batch. Return
-    results by name.
+    """Compare loss and gradient of the sampled steps with the whole batch. Return rungs
+    (results) by name.
 
-    If the loss of a sample depends on the rest of its slice (batch norm), they are
-    compared with the slices; if on random numbers, with the spread of draws. Results on
-    batches and their slices are added to ``known``, by step.
+    If a sample's loss depends on the rest of its slice (batch norm), compare with the
+    slices instead; if on random numbers, with several draws (:func:`spread_rung`). Adds
+    to ``known``, by step, whether a batch is the mean of its slices.
     """
     names = ("witness_gradients", "witness_loss")
     bits, record = computer.task.precision, computer.record
@@ -253,8 +253,8 @@ def _compare(
 
 
 def spread_rung(computer: Computer) -> Rung:
-    """Compare the recorded loss and gradient with the spread of passes that draw other
-    random numbers, and with eval mode. This may refute a run but never confirms it.
+    """Return a rung: random loss and gradient must lie in the spread of other draws,
+    and differ from eval mode. This may refute a run but never confirms it.
     """
     worst, record = NO_GAP, computer.record
     steps = record.steps()

@@ -1,8 +1,8 @@
 """Comparison of a batch with the mean of its slices, weighted by their targets.
 
-It also finds buffers in which a forward pass remembers samples. A queue of samples, or
-a moving average of them, differs between ranks; if the loss depends on it, several
-ranks train differently from one process.
+:func:`buffers_rung` checks buffers in which a forward pass remembers samples, such as a
+queue or a moving average. Such buffers differ between ranks; if the loss depends on
+them, several ranks train differently from one process.
 """
 
 from collections.abc import Iterable
@@ -30,7 +30,7 @@ UNSEEN = (
 
 class Asked(NamedTuple):
     """Result for one batch: the rung ``found`` of the comparison with its slices (None
-    if no two have targets), and whether a pass ``drew`` random numbers.
+    if fewer than two have targets), and whether a pass ``drew`` random numbers.
     """
 
     found: Rung | None
@@ -40,11 +40,11 @@ class Asked(NamedTuple):
 def mean_rungs(
     computer: Computer, others: Iterable[int], known: dict[int, Asked]
 ) -> dict[str, Rung]:
-    """Compare the batches of all sampled steps, and of the steps ``others`` from the
-    final state, with the mean of their slices. Return results by name.
+    """Compare the batches of all sampled steps and, from the final state, of the other
+    steps ``others``, with the mean of their slices. Return rungs (results) by name.
 
-    This is done in training mode (``known`` has the results of some steps), or in eval
-    mode if training draws random numbers that cannot be disabled.
+    This is done in training mode (``known``: results that exist already, by step), and
+    in eval mode if training fails or draws random numbers that cannot be disabled.
     """
     if computer.task.whole:
         why = "the forward pass communicates, so batches are not cut"
@@ -87,11 +87,10 @@ def _farthest(asked: Iterable[Asked]) -> tuple[Rung, bool]:
 def ask(
     computer: Computer, step: int, state: State, evaluate: bool
 ) -> tuple[Pass, Asked]:
-    """Compare one batch with the mean of the slices that the ranks computed (of its
-    halves if there is one slice only).
-
-    Training mode has no dropout, and batch norm as in eval mode, since its statistics
-    of a slice differ by design. Also returns the pass over the whole batch.
+    """Compare loss and gradient of a step's batch, from ``state``, with the mean of the
+    ranks' slices (of its halves if there is one slice). Return the whole batch's pass,
+    and the result. ``evaluate`` selects eval mode; else training mode without dropout
+    and with batch norm as in eval mode, since a slice's statistics differ by design.
     """
     task, batch = computer.task, computer.batch_of(step)
     own = [part for group in computer.groups_of(step) for part in group]
@@ -150,8 +149,9 @@ def _wrong_weights(
 
 
 def buffers_rung(computer: Computer) -> Rung | None:
-    """Compare the buffers of two ranks after a pass from one state, and the loss and
-    gradient of one slice with each of them; None without buffers or a second rank.
+    """Return a rung: within tolerance if a forward pass leaves equal buffers on two
+    ranks, or none that affect the loss, else not run. None without buffers or a second
+    rank.
     """
     names, record = _own_buffers(computer.own), computer.record
     step = record.steps()[-1]

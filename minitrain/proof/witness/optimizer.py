@@ -23,9 +23,9 @@ PIECE = 1 << 15
 
 
 def step_rung(task: Task, record: Record) -> Rung:
-    """Compare the recorded next state with the optimizer's step from the recorded state
-    and gradient. A step rounds the parameter twice and its terms at most eight times,
-    so that many units in the last place of each are allowed.
+    """Return the rung of the optimizer: recorded parameters and moments must match a
+    step from the recorded state and gradient. A step rounds the parameter twice and its
+    terms at most eight times, so that many units in the last place of each are allowed.
     """
     worst: list[Gap] = []
     for step in record.steps():

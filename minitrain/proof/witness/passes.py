@@ -54,9 +54,9 @@ State = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Pass:
-    """A loss and its gradients by name (or the distances that rounding moves them).
+    """A loss and its gradients by name (or how far rounding moves each of them).
     ``drew`` is true if random numbers were drawn; ``unit`` is one ULP of 1.0 in the
-    type of the loss.
+    loss's dtype.
     """
 
     loss: float
@@ -74,8 +74,8 @@ class Pass:
         return max((size(g) for g in self.gradients.values()), default=0.0)
 
     def far_from(self, other: "Pass") -> float:
-        """Return the largest difference from ``other``, relative to its largest
-        gradient; for losses, relative to loss plus gradient, as a loss may be zero.
+        """Return the largest relative difference from ``other``: of gradients, divided
+        by its largest element; of losses, by its loss (maybe 0) plus that element.
         """
         named = other.gradients.items()
         apart = max((gap(self.of(n, g), g) for n, g in named), default=0.0)
@@ -84,7 +84,7 @@ class Pass:
         return max(far, apart / largest)
 
     def flat(self, like: "Pass") -> Tensor:
-        """Concatenate all gradients, in the order of the pass ``like``."""
+        """Return the gradients named in ``like`` as one flat tensor, in its order."""
         named = like.gradients.items()
         return torch.cat([self.of(name, g).flatten() for name, g in named])
 
@@ -107,7 +107,7 @@ def gap(a: Tensor, b: Tensor) -> float:
 
 class Computer:
     """Computes losses and gradients of a task, in float64 and in the run's precision,
-    over the batches of its steps: whole, or sliced as the ranks computed them.
+    for ``batch_of(step)``: the whole batch, or sliced as the ranks computed it.
     """
 
     def __init__(
@@ -125,9 +125,9 @@ class Computer:
         self.failed = ""
 
     def groups_of(self, step: int) -> Groups:
-        """Return a batch as the ranks computed it: for each shard, a group of its
-        micro-batches; if the forward pass communicates, one group, in which micro-batch
-        k joins all ranks. Samples with equal content are interchangeable.
+        """Return the batch of ``step`` in slices: for each shard, a group of its
+        micro-batches. If the forward pass communicates: one group, in which micro-batch
+        k joins those of all ranks. Samples with equal content are interchangeable.
         """
         batch = self.batch_of(step)
         places = {name: place for place, name in enumerate(names_of(batch))}
@@ -147,9 +147,9 @@ class Computer:
     def exact(
         self, state: State, groups: Groups, evaluate: bool, *, steady: bool = False
     ) -> Pass:
-        """Compute over all slices in float64, or in the model's own type if float64
-        fails. ``evaluate`` selects eval mode; ``steady`` only disables dropout and uses
-        batch norm as in eval mode.
+        """Return mean loss and gradients over all slices, starting from ``state``, in
+        float64 or, if that fails, in the model's own type. ``evaluate``: eval mode;
+        ``steady``: without dropout, batch norm as in eval mode.
         """
         with Steady() if steady else nullcontext():
             if self.type == torch.float64:
@@ -176,10 +176,10 @@ class Computer:
         seed: int = 0,
         every: int = 1,
     ) -> Pass:
-        """Compute in the run's precision ``bits``; in fp16 with the largest scale of
-        the loss that does not overflow, except in eval mode (a probe). With ``every``
-        k, only each k-th element of a flat gradient is kept, which saves most of the
-        time and memory of a large model.
+        """Return mean loss and gradients in the run's precision ``bits``, with random
+        numbers from ``seed``. In fp16 the loss has the largest scale that does not
+        overflow (in eval mode at most 1). Keep each ``every``-th element of a flat
+        gradient, which saves time and memory.
         """
         dtype, scale = SIXTEEN_BITS.get(bits), 1.0
         if bits == "fp16" and not evaluate:
@@ -194,8 +194,8 @@ class Computer:
         return one
 
     def nudged(self, state: State, seed: int) -> Tensors:
-        """Return a copy with every parameter moved one ULP up or down at random, a tied
-        one equally under all its names; with ``seed`` 0 they are unchanged.
+        """Return a copy of ``state`` with every parameter moved one ULP up or down at
+        random, equally under all names of a tied one; unchanged with ``seed`` 0.
         """
         chance, moved = torch.Generator().manual_seed(seed), dict(state)
         known: dict[int, Tensor] = {}
@@ -262,10 +262,10 @@ def _add_gradients(model: nn.Module, found: Tensors, every: int) -> None:
 
 
 class Float64(TorchDispatchMode):
-    """Mode that replaces coarser floating-point types by float64. A model's own casts
-    (``.to(torch.bfloat16)``, ``.half()``, ``.float()``) have no effect. A coarser
-    operand, such as class weights in float32, is converted when combined with a
-    float64; a tensor that is written to keeps its type.
+    """Context manager that replaces coarser floating-point types by float64. A model's
+    own casts (``.to(torch.bfloat16)``, ``.half()``, ``.float()``) have no effect. A
+    coarser operand, such as class weights in float32, is converted when combined with a
+    float64 tensor; a tensor that is written to keeps its type.
     """
 
     def __torch_dispatch__(
@@ -295,11 +295,11 @@ def _finer(arg: Any) -> Any:
 
 
 class Steady(TorchFunctionMode):
-    """Mode that disables dropout and uses batch norm as in eval mode, regardless of the
-    caller: modules stay in training mode. Other random numbers are still drawn.
+    """Context manager that disables dropout and uses batch norm as in eval mode,
+    although modules stay in training mode. Other random numbers are still drawn.
 
     Function modes are inactive while autograd runs a custom function, so a module that
-    a reentrant checkpoint recomputes re-enters this one.
+    a reentrant checkpoint recomputes enters this mode a second time.
     """
 
     def __init__(self) -> None:
@@ -362,7 +362,7 @@ def built(task: Task) -> nn.Module:
 
 
 def failure(error: Exception) -> str:
-    """Describe an error of the model in one line: its type and start of the message."""
+    """Return one line on an error of the model: its type and start of the message."""
     message = " ".join(str(error).split())[:100]
     return ": ".join(filter(None, (type(error).__name__, message)))
 
@@ -375,6 +375,6 @@ def seed_everything(seed: int) -> None:
 
 
 def random_state() -> bytes:
-    """Return the state of the generators of Python, NumPy and torch."""
+    """Return the states of Python's, NumPy's and torch's generators as bytes."""
     own = random.getstate(), np.random.get_state(), torch.get_rng_state().numpy()
     return pickle.dumps(own)

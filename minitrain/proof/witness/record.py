@@ -22,11 +22,11 @@ Digest = Callable[[Tensor], str]
 class Task:
     """Settings of the run.
 
-    ``loss(model, batch)`` is the mean over the ``count(batch)`` targets of a batch.
-    ``wire`` is the type in which gradients are sent, if coarser than their own. Step
-    ``smaller`` is the first with a smaller batch; it is sampled, and so is a step
-    selected by the ``digest`` of the data. ``whole`` is set if the forward pass
-    communicates: ranks compute a batch together, and it is never cut.
+    ``build`` creates the model; ``loss(model, batch)`` is the mean over the batch's
+    ``count(batch)`` targets. ``wire`` is the type in which gradients are sent, if
+    coarser than their own. Two sampled steps: ``smaller``, the first with a smaller
+    batch, and one selected by ``digest``, a hash of the data. ``whole``: the forward
+    pass communicates, so ranks compute a batch together and it is never cut.
     """
 
     build: Callable[[], nn.Module]
@@ -66,8 +66,8 @@ class Record:
     """Record of the run: rows of hashes, the loss of every step, the final state, and
     tensors by ``STEP/KIND/NAME``. Kinds of a sampled step are ``before`` (state),
     ``gradients``, ``moments`` (of the optimizer, before) and ``after`` (parameters).
-    The steps ``probe`` and ``rounded``, passes in eval mode from the final state
-    without and with 16 bits, have ``gradients``.
+    Passes in eval mode from the final state, ``probe`` (float32) and ``rounded`` (16
+    bits), stand for a step and have only ``gradients``.
     """
 
     rows: Sequence[Mapping[str, Any]]
@@ -92,7 +92,7 @@ class Record:
 
 
 def rung(verdict: str, detail: str, gap: float | None = None) -> Rung:
-    """Return the result of a check that compares no bits; ``gap`` is a distance."""
+    """Return the rung (result) of a check without bits; ``gap`` is its distance."""
     # literals on purpose: the witness shares no code with what it checks
     return {
         "bytes_equal": None,
@@ -105,8 +105,8 @@ def rung(verdict: str, detail: str, gap: float | None = None) -> Rung:
 
 @dataclass(frozen=True)
 class Gap:
-    """Largest absolute difference of two tensors, and as a share of its limit (negative
-    if nothing was compared).
+    """Largest difference of two tensors, absolute (``size``) and as a ``share`` of its
+    limit (negative: nothing was compared). ``where`` names the tensors in a message.
     """
 
     share: float
@@ -114,7 +114,7 @@ class Gap:
     where: str
 
     def rung(self) -> Rung:
-        """Return "within tolerance", or a breach (also if nothing was compared)."""
+        """Return a rung: "within tolerance" for a share of 0 to 1, else "breach"."""
         if 0 <= self.share <= 1:
             detail = f"at most {self.share:.2g} of the limit, {self.where}"
             return rung("within tolerance", detail, self.size)
@@ -130,8 +130,8 @@ NO_GAP = Gap(-1.0, 0.0, "nothing was compared")
 
 
 def compare(found: Tensor, wanted: Tensor, allowed: Any, where: str) -> Gap:
-    """Compare tensors; ``allowed`` is one limit or one per element. Other shapes give
-    an infinite gap, empty tensors ``NO_GAP``.
+    """Return the gap of two tensors, called ``where``; ``allowed`` is the limit, one or
+    per element. Different shapes give an infinite gap, empty tensors ``NO_GAP``.
     """
     if found.shape != wanted.shape:
         return Gap(math.inf, math.inf, f"{where} has a different shape")
@@ -154,9 +154,9 @@ def data_rung(
     record: Record,
     wrong_at: Callable[[int, Sequence[Mapping[str, Any]], Any], str],
 ) -> Rung:
-    """Check the samples of every rank and step. ``wrong_at`` gets a step, its row per
-    rank and the recorded digests of its batch by rank (or None), and returns an error
-    or "".
+    """Return the rung of all ranks' samples: passed if all are recorded and right.
+    ``wrong_at`` gets a step, its ``fed`` rows by rank and the recorded digests of its
+    batch by rank (or None), and returns an error or "".
     """
     fed = {(row["step"], row["rank"]): row for row in record.kind("fed")}
     every = {(s, r) for s in range(task.num_steps) for r in range(task.world_size)}
@@ -171,7 +171,7 @@ def data_rung(
 
 
 def fed_names(row: Mapping[str, Any]) -> list[str]:
-    """Return the names of the samples in a ``fed`` row: of one rank and step."""
+    """Return the names of all samples in a ``fed`` row, about one rank and step."""
     return [name for part in row["parts"] for name in part["samples"]]
 
 
@@ -181,8 +181,8 @@ def fed_targets(row: Mapping[str, Any]) -> int:
 
 
 def weight_is_wrong(row: Mapping[str, Any], targets: int, ledger: Any) -> str:
-    """Describe an error in a rank's weight in a batch with this number of ``targets``,
-    or in its samples by ``ledger``, the digests of that batch by rank; "" if none.
+    """Return the error in a rank's ``fed`` row, or "": it must divide by the batch's
+    number of ``targets``, and its samples must have the rank's digest in ``ledger``.
     """
     rank, divisor = row["rank"], row.get("global_targets")
     # a rank without samples has no weight
@@ -194,9 +194,9 @@ def weight_is_wrong(row: Mapping[str, Any], targets: int, ledger: Any) -> str:
 
 
 def hashes_rung(task: Task, model: nn.Module, record: Record) -> Rung:
-    """Require that every rank recorded each promised step, with equal hashes on all
-    ranks. Hashes of sampled steps must match the tensors that the witness uses, of
-    every parameter, and each step must start from the state after the previous one.
+    """Return a rung: "passed" if every rank recorded each promised step with equal
+    hashes, the hashes of sampled steps match all tensors that the witness uses, and
+    each step starts from the state after the previous one; else "breach".
     """
     last, promised = task.num_steps - 1, task.promised()
     rows = {(row["step"], row["rank"]): row for row in record.kind("tensors")}
@@ -277,23 +277,23 @@ def _step_is_wrong(step: int, rows: Rows, record: Record, digest: Digest) -> str
 
 
 def cuts(batch: Any, count: int) -> list[Any]:
-    """Cut a batch into slices ``[i::count]``: ``count``, or as many as its samples."""
+    """Return the slices ``[i::count]`` of a batch, at most as many as its samples."""
     most = min([count, *map(len, tensors_of(batch))])
     return [chosen(batch, slice(index, None, count)) for index in range(most)]
 
 
 def chosen(batch: Any, rows: list[int] | slice) -> Any:
-    """Select the samples ``rows`` of all tensors of a batch, in this order."""
+    """Return a batch of the samples ``rows`` (list or slice) only, in this order."""
     return mapped(batch, lambda tensor: tensor[rows].contiguous())
 
 
 def doubled(batch: Any) -> Any:
-    """Convert the floating-point tensors of a batch to float64."""
+    """Return a batch with its floating-point tensors converted to float64."""
     return mapped(batch, lambda t: t.double() if t.is_floating_point() else t)
 
 
 def names_of(batch: Any) -> list[str]:
-    """Name each sample of a batch: the start of the SHA-256 of its tensors' bytes."""
+    """Return each sample's name: the start of the SHA-256 of its tensors' bytes."""
     names = []
     for rows in zip(*tensors_of(batch), strict=True):
         digest = hashlib.sha256()
@@ -316,7 +316,7 @@ def _bytes(tensor: Tensor) -> memoryview:
 
 
 def tensors_of(batch: Any) -> list[Tensor]:
-    """List the tensors in a batch: a tensor, or nested lists, tuples and mappings."""
+    """Return all tensors in a batch: a tensor, or nested lists, tuples and mappings."""
     if isinstance(batch, Tensor):
         return [batch]
     values: Any = batch if isinstance(batch, list | tuple) else ()
@@ -325,7 +325,7 @@ def tensors_of(batch: Any) -> list[Tensor]:
 
 
 def mapped(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Apply ``change`` to all tensors of a batch, and return it in its structure."""
+    """Return a batch of the same structure, with ``change`` applied to all tensors."""
     if isinstance(batch, Tensor):
         return change(batch)
     if isinstance(batch, Mapping):

@@ -1,4 +1,4 @@
-"""Python imports this as it starts, under ``minitrain record FOLDER -- COMMAND``.
+"""Startup hook that Python imports under ``minitrain record FOLDER -- COMMAND``.
 
 It runs the ``sitecustomize`` that would have been imported without it. When a process
 imports torch, the recording is prepared; in one that never does, nothing happens.
