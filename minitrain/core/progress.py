@@ -1,7 +1,7 @@
 """Progress reports: a bar on a terminal, a line every few seconds in a log."""
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from io import TextIOBase
 from typing import Any, TypeVar
 
@@ -46,5 +46,7 @@ def progress(
         "delay": SECONDS_BETWEEN_LINES,
         "bar_format": "{desc}: {n_fmt}/{total_fmt} [{elapsed}<{remaining}]",
     }
+    if total is None and not isinstance(items, Sized):
+        lines["bar_format"] = "{desc}: {n_fmt} [{elapsed}]"
     how = {} if sys.stderr.isatty() else lines
     return iter(tqdm(items, title, total, disable=not show, initial=initial, **how))
