@@ -148,7 +148,8 @@ class RankPairs:
 class StepPair(RankPairs):
     """One step of optimizer number ``optimizer`` in A and in B: a row for each rank.
 
-    ``trajectory``: of A; ``limits``: of rounding. ``twin``: the row of the first rank
+    ``trajectory``: how A moves parameters; ``limits``: largest differences that
+    rounding explains at this step. ``twin``: the row of the first rank
     of A's twin (the same run from weights one rounding unit away), or None. ``end``:
     the rows hold the final states of the runs instead of a step.
     """

@@ -77,7 +77,8 @@ class TrainingRun:
 
 @dataclass
 class RunsCompared:
-    """The result of comparing runs A and B; the counts are for entries in both.
+    """The result of comparing runs A and B; the numbers count steps that both have.
+    ``only_in_a`` and ``only_in_b`` list what only one has, as steps or files.
 
     ``first``: the first difference in recorded bits; ``losses``: pairs that differ, by
     step; ``states``: final states by file. ``rungs``: results of the tolerance checks;

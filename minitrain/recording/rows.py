@@ -183,7 +183,7 @@ class StepRows:
             told["draws"] = self._random() != told["random"]
 
     def listen(self, optimizers: Optimizers) -> None:
-        """Add hooks to the gradients of all parameters that require one now."""
+        """Add hooks to all of the model's parameters that require a gradient now."""
         self._backwards.listen(self._inner)
         if not self._listens:
             self._listens, self._seen_from = True, optimizers.steps

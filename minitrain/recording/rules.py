@@ -200,7 +200,7 @@ def parted_at_the_end(ends: Rows, before: Sequence[Rows]) -> Iterable[Alarm]:
 
 def buffers(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
     """Check that buffers are equal on all ranks as the first forward pass of the step
-    begins. Yields an alarm if a wrapper such as DDP has to broadcast them, else a note.
+    begins. If not, yields an alarm if a wrapper such as DDP broadcasts them, or a note.
     """
     name, ranks = first_unlike([hashes(row, "buffers") for row in rows])
     if ranks:

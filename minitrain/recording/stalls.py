@@ -80,7 +80,7 @@ class StallWatch:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread, and remove the answer of this rank."""
+        """End the thread, and remove the file that states this rank's place."""
         self._ended.set()
         self._thread.join()
         _path_of_answer(self._folder, self._rank).unlink(missing_ok=True)

@@ -203,7 +203,7 @@ class Watch:
         return meets and self._meetings.come("the end", step) is None
 
     def tell(self, found: Iterable[Alarm]) -> None:
-        """Report findings without other ranks' rows, if new; raises as :meth:`look`."""
+        """Report new findings from this rank's rows alone; raises as :meth:`look`."""
         self._report(self._judge.new(found))
 
     def look(self, wait_s: float = 0.0) -> None:

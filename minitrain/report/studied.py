@@ -74,8 +74,8 @@ def _settings(model: Json | None, made: Json | None) -> Json:
 
 
 def since_then(root: Path, origin: Json) -> str:
-    """Return a sentence on the files of a measurement's code that have changed since;
-    ``origin`` is its provenance, ``root`` the folder of the project.
+    """Return a sentence that counts the files of a measurement's code that have changed
+    since (or none); ``origin`` is its provenance, ``root`` the folder of the project.
     """
     code = origin.get("code")
     if not code:

@@ -21,8 +21,8 @@ def kind_of_step(step: int) -> Kind:
 
 class StepClock:
     """Stopwatch for the components of a step, such as ``forward``. ``now_ns`` is its
-    last reading. ``synchronize`` is called before every reading, to wait for a GPU. If
-    ``watches`` is False, every step is plain (:func:`kind_of_step`).
+    last reading. ``synchronize`` is called before every reading, to wait for a GPU.
+    ``watches``: time steps of all kinds (:func:`kind_of_step`), not only plain ones.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class StepClock:
         self.now_ns = now
 
     def carve(self, part: str, out_of_it: str, length_ns: int | None) -> None:
-        """Move ``length_ns``, if not None, from component ``part`` to ``out_of_it``."""
+        """Split ``length_ns``, unless None, off ``part`` as component ``out_of_it``."""
         if length_ns is not None:
             self.row[f"{part}_ms"] -= length_ns / NS_PER_MS
             self.row[f"{out_of_it}_ms"] = length_ns / NS_PER_MS

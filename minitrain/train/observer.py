@@ -72,7 +72,7 @@ class Observer:
         return {}
 
     def sampled(self) -> dict[str, Tensor]:
-        """Return tensors for the witness, an independent check; only rank 0 has any."""
+        """Return sampled tensors by name, for the witness (default: none)."""
         return {}
 
     def restore(self, kept: Row) -> None:

@@ -56,7 +56,7 @@ def same_random_state(a: RandomState, b: RandomState) -> bool:
 
 @contextmanager
 def untouched_random_state() -> Iterator[None]:
-    """Context manager: restore the generators after the body, also after an error."""
+    """Context manager: restore Python's, NumPy's and torch's generators at its end."""
     state = random_state()
     try:
         yield

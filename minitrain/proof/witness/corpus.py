@@ -110,7 +110,7 @@ class Corpus:
         self, world_size: int, wire: torch.dtype | None, section: Any = None
     ) -> Task:
         """Return a run's settings. ``wire`` is the dtype in which gradients are sent,
-        if coarser than theirs; ``section`` the factory's argument (None: ``model``'s).
+        if coarser than theirs; ``section`` what the factory gets (None: ``model``).
         """
         train, model = self.params["train"], self.params["model"]
         count, size = len(self.names), train["global_batch_size"]
