@@ -127,7 +127,7 @@ class Computer:
     def groups_of(self, step: int) -> Groups:
         """Return the batch of ``step`` in slices: for each shard, a group of its
         micro-batches. If the forward pass communicates: one group, in which micro-batch
-        k joins those of all ranks. Samples with equal content are interchangeable.
+        k holds the k-th of every rank. Samples with equal content are interchangeable.
         """
         batch = self.batch_of(step)
         places = {name: place for place, name in enumerate(names_of(batch))}
