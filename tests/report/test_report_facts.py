@@ -302,6 +302,9 @@ def test_nothing_shows_a_number_of_a_busy_machine() -> None:
         assert number not in text
     assert text.count("not measured (machine busy)") > 20
     assert "84.0 %" in str(report(facts([1, 2])))
+    timing = {run: of | {"machine_busy": "busy"} for run, of in f.timing.items()}
+    assert "The components of a step" in text
+    assert "The components of a step" not in str(report(facts([1, 2], timing=timing)))
 
 
 def test_a_study_applies_to_what_produced_it() -> None:
