@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from minitrain.check.check import Ladder, check_data_parallel
+    from minitrain.check.data_parallel import Ladder, check_data_parallel
     from minitrain.core.errors import EvidenceError, RankError, UserError
     from minitrain.harness.launcher import launch
     from minitrain.recording.recorder import record
@@ -36,10 +36,10 @@ elif os.environ.get("MINITRAIN_STAGE", "").startswith(f"{os.getpid()} "):
 
 _HOMES = {
     "EvidenceError": "core.errors",
-    "Ladder": "check.check",
+    "Ladder": "check.data_parallel",
     "RankError": "core.errors",
     "UserError": "core.errors",
-    "check_data_parallel": "check.check",
+    "check_data_parallel": "check.data_parallel",
     "launch": "harness.launcher",
     "record": "recording.recorder",
     "show": "recording.shown",

@@ -14,9 +14,9 @@ import torch.distributed as dist
 
 from minitrain.bench.arms import arms_of, measure
 from minitrain.comm.groups import distributed, is_main_process
+from minitrain.core.cpu_load import Usage, load_of
 from minitrain.core.errors import run_stage
 from minitrain.core.files import open_atomic, write_json
-from minitrain.core.load import Usage, load_of
 from minitrain.core.params import Params, load_params
 from minitrain.core.progress import progress
 from minitrain.core.provenance import provenance, require_torch

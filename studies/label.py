@@ -10,7 +10,7 @@ from minitrain.core.errors import run_stage
 from minitrain.core.files import read_json
 from minitrain.core.provenance import measured_where
 from minitrain.report.render import write_marked
-from minitrain.report.studied import since_then
+from minitrain.report.study_results import since_then
 from studies.results import Made, made_by_pipeline, measured_in
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -32,7 +32,7 @@ PARTS = {
 BACKWARD, TO_LAST, EXPOSED = "backward_ms", "to_last_bucket_ms", "comm_exposed_ms"
 OPTIMIZER_COMM = "optimizer_comm_ms"
 ALL_RANKS = "all"
-# times in DDP's own log (minitrain/sync/stock.py), and the closest of our columns
+# times in DDP's own log (minitrain/sync/ddp_buckets.py), and the closest of our columns
 DDP_SAYS = {
     "forward_ms": "forward_ms",
     "backward_ms": "backward_ms",

@@ -8,7 +8,7 @@ metrics/summary.json and as speeds in metrics/manifest.json they are null.
 from collections.abc import Mapping
 from typing import Any
 
-from minitrain.core.load import taken
+from minitrain.core.cpu_load import taken
 
 # displayed instead of a number
 NOT_MEASURED = "not measured (machine busy)"
@@ -21,8 +21,8 @@ MAX_SPREAD = 0.50
 def why_busy(load: Mapping[str, Any] | None, spread: float = 0.0) -> str | None:
     """Return why the machine was too busy, as a clause; None if timings can be used.
 
-    ``load`` is the result of :func:`minitrain.core.load.load_of` (unknown shares count
-    as 0), ``spread`` of :meth:`minitrain.analysis.comparison.Rounds.spread`.
+    ``load`` is the result of :func:`minitrain.core.cpu_load.load_of` (unknown shares
+    count as 0), ``spread`` of :meth:`minitrain.analysis.comparison.Rounds.spread`.
     """
     share = taken(load or {})
     if share > MAX_TAKEN:

@@ -84,7 +84,7 @@ class Rounds:
 
     ``rounds`` has one row per round and arm with the columns of ``COLUMNS``: tokens are
     target tokens without padding, seconds are wall time. Rows of arms not in ``arms``
-    are ignored; ``twins`` are the A/A pairs, an arm and its duplicate.
+    are ignored; ``repeats`` are the A/A pairs, an arm and its duplicate.
 
     Raises:
         UserError: An arm has fewer than ``MIN_ROUNDS`` rounds or misses one, or a value
@@ -95,10 +95,10 @@ class Rounds:
         self,
         rounds: pd.DataFrame,
         arms: Sequence[str],
-        twins: Sequence[tuple[str, str]],
+        repeats: Sequence[tuple[str, str]],
         source: str,
     ) -> None:
-        self.twins = twins
+        self.repeats = repeats
         with reading(Path(source)):
             mine = rounds[rounds["arm"].isin(arms)]
             self._shapes = mine.groupby("arm")[["processes", "threads"]].first()
@@ -138,7 +138,7 @@ class Rounds:
         standard error of the mean difference (root mean square divided by the square
         root of the number of rounds), since a median ignores a disturbed round.
         """
-        return max(self._floor(again, arm) for arm, again in self.twins)
+        return max(self._floor(again, arm) for arm, again in self.repeats)
 
     def spread(self) -> float:
         """Return p95 / p5 - 1 of an arm's speeds over the rounds, median over arms."""
@@ -158,7 +158,7 @@ class Rounds:
             low=math.exp(low),
             high=math.exp(high),
             noise_floor=self.noise_floor(),
-            num_pairs=len(self.twins),
+            num_pairs=len(self.repeats),
             num_rounds=self.num_rounds,
         )
 
@@ -182,8 +182,8 @@ def baseline_rounds(
     its ``rounds``, the rows of file ``source``. Raises UserError as :class:`Rounds`.
     """
     arms = baseline_arms(world_sizes)
-    twins = [(arm.twin_of, arm.name) for arm in arms if arm.twin_of]
-    return Rounds(rounds, [arm.name for arm in arms], twins, source)
+    repeats = [(arm.repeat_of, arm.name) for arm in arms if arm.repeat_of]
+    return Rounds(rounds, [arm.name for arm in arms], repeats, source)
 
 
 def _bootstrap(values: npt.NDArray[np.float64]) -> tuple[float, float]:

@@ -66,7 +66,7 @@ def verdict_of(rungs: Mapping[str, Mapping[str, Any]]) -> tuple[RunVerdict, str]
     fine = {name for name, verdict in verdicts.items() if verdict in FINE}
     broken = [name for name, verdict in verdicts.items() if verdict == "breach"]
     if broken:
-        first = min(broken, key=cause)
+        first = min(broken, key=order_in_step)
         line = f"{first}: {rungs[first]['detail']}"
         mean = rungs.get(MEAN, {})
         # a distance without an explanation: samples of a batch depend on each other
@@ -120,7 +120,7 @@ def _no_witness(rungs: Mapping[str, Mapping[str, Any]]) -> str:
     return ""
 
 
-def cause(name: str) -> int:
+def order_in_step(name: str) -> int:
     """Return the sort key of a check's name: data, losses, gradients, then the rest."""
     if name == LAST:
         return len(ORDER) + 1

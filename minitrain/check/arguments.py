@@ -19,8 +19,8 @@ from minitrain.data.batches import causal_lm_loss
 from minitrain.data.cut import InMemory, count_targets, tensors_of
 from minitrain.model.factory import Wrapped, computed_loss, make_model, try_model
 from minitrain.sync.catalog import find_strategy
+from minitrain.sync.ddp_buckets import StockDDP
 from minitrain.sync.guarantees import Defaults, Tuning
-from minitrain.sync.stock import StockDDP
 from minitrain.sync.strategy import Strategy, copy_buffers, load_buffers, trained
 from minitrain.train.config import RunConfig, whole_batches
 from minitrain.train.precision import Precision

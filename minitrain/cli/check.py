@@ -25,7 +25,7 @@ from minitrain.report.numbers import plural
 from minitrain.sync.catalog import STRATEGIES, guarantees_of
 
 if TYPE_CHECKING:
-    from minitrain.check.check import Ladder
+    from minitrain.check.data_parallel import Ladder
 
 EXAMPLES = {
     "a model of Hugging Face's convention reads its own file": (
@@ -127,7 +127,7 @@ def _climb(
 ) -> "tuple[dict[str, Ladder], dict[str, str], dict[str, str]]":
     # return ladders, reasons of refusals and reasons of failures, each by strategy
     # torch takes seconds to import: not for --help
-    from minitrain.check.check import ANY_VERDICT, check_data_parallel
+    from minitrain.check.data_parallel import ANY_VERDICT, check_data_parallel
 
     ladders, mistakes = {}, []
     refused: dict[str, str] = {}

@@ -18,7 +18,7 @@ from weakref import WeakSet
 
 import torch.distributed as dist
 
-from minitrain.comm.together import everyone
+from minitrain.comm.collective_calls import everyone
 from minitrain.core.errors import RankError, UserError
 
 # message between ranks: the number of its sender, or of a rank that the sender lost,

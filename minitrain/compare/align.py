@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from minitrain.compare.limits import FLOAT32, FLOAT64, LINEAR, Limits
+from minitrain.compare.limits import FLOAT32, FLOAT64, LINEAR, DtypeLimits
 from minitrain.recording.alarm import Row, hashes
 from minitrain.recording.format import Recording
 from minitrain.recording.rules_of_steps import settings_of
@@ -157,7 +157,7 @@ class StepPair(RankPairs):
     optimizer: int
     step: int
     trajectory: Trajectory
-    limits: Limits
+    limits: DtypeLimits
     twin: Row | None = None
     end: bool = False
 

@@ -65,7 +65,7 @@ def locate(
     found = first_difference(run, replay)
     if other and (found is None or other[0] <= found.step):
         step, batch, right = other[0], batches[other[0]], wanted[other[0]]
-        cause = cause_in_data(batch, right, [*batches.values()], side)
+        cause = cause_in_run_data(batch, right, [*batches.values()], side)
         ranks = tuple(_ranks_that_differ(batch, right))
         return Difference(step, What.DATA, cause, ranks=ranks)
     if found is None:
@@ -81,12 +81,12 @@ def _ranks_that_differ(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> li
     return [rank for rank, (a, b) in enumerate(pairs) if a != b]
 
 
-def cause_in_data(
+def cause_in_run_data(
     ours: Mapping[str, Any], theirs: Mapping[str, Any], batches: Rows, side: str = RUN
 ) -> Why:
     """Return why a global batch has other samples in the run than in the replay, given
     its rows ``ours`` and ``theirs``. ``batches``: rows of all batches of the run, which
-    may repeat an earlier one. (For recordings: step_causes.cause_in_data.)
+    may repeat an earlier one. (For recordings: step_causes.cause_in_run_data.)
     """
     if (count := ours["repeated"] - theirs["repeated"]) > 0:
         return why(Cause.REPEATED, side=side, count=count)
@@ -111,7 +111,7 @@ def cause_of(
     if what == What.BUFFERS:
         return cause_in_buffers(ranks, len(values.ranks))
     if what == What.GRADIENTS:
-        return cause_in_gradients(ranks, values, sides)
+        return cause_in_run_gradients(ranks, values, sides)
     ours, theirs = values.ranks[ranks[0]], values.replay
     return cause_in_step(ours, theirs, len(values.ranks), sides[0])
 
@@ -144,12 +144,12 @@ def cause_in_step(
     return by_size or why(Cause.STEPS, side=side, factor=factor)
 
 
-def cause_in_gradients(
+def cause_in_run_gradients(
     ranks: list[int], values: Values, sides: tuple[str, str] = (RUN, "the replay")
 ) -> Why:
     """Return why the synchronized gradients of ``ranks`` are wrong. They are fitted as
     a weighted sum of the ranks' own gradients; the weights show the cause. (For
-    recordings: gradient_causes.cause_in_gradients.)
+    recordings: gradient_causes.cause_in_run_gradients.)
     """
     wanted = flat(values.replay["gradients"])
     found = {rank: flat(values.ranks[rank]["gradients"]) for rank in ranks}

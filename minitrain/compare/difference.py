@@ -91,7 +91,7 @@ class Cause(Enum):
     OWN_SCALED = "{factor:.3g} times as large before any reduction: a scaled loss"
     PASS = "these ranks' forward or backward pass is another one (labels, loss, model)"
     SUMMED = "{factor:.3g} times {of}: summed instead of averaged in {side}"
-    TWICE = (
+    AVERAGED_TWICE = (
         "{factor:.3g} times {of}: divided by the number of processes twice in {side}"
     )
     SCALED = (
@@ -145,7 +145,12 @@ PAGES = {
         ),
         "loss-differs": (
             *(Cause.NO_SAMPLER, Cause.REPEATED, Cause.BATCH_SIZE, Cause.SAMPLES),
-            *(Cause.RATE_MULTIPLIED, Cause.RATE_DIVIDED, Cause.SUMMED, Cause.TWICE),
+            *(
+                Cause.RATE_MULTIPLIED,
+                Cause.RATE_DIVIDED,
+                Cause.SUMMED,
+                Cause.AVERAGED_TWICE,
+            ),
             *(Cause.MISSING, Cause.KEEPS_OWN, Cause.KEEP_OWN, Cause.ALONE),
             *(Cause.UNSYNCHRONIZED, Cause.MEANS, Cause.WEIGHTS, Cause.BATCH_NORM),
             *(Cause.NOT_BROADCAST, Cause.BUFFERS_NOT_BROADCAST),
@@ -158,7 +163,7 @@ PAGES = {
 # causes found by patterns that rounding does not make
 SURE = {
     *(Cause.NO_GRADIENT, Cause.NOT_FINITE, Cause.KEPT, Cause.RANDOM),
-    *(Cause.OWN_SCALED, Cause.SUMMED, Cause.TWICE),
+    *(Cause.OWN_SCALED, Cause.SUMMED, Cause.AVERAGED_TWICE),
     *(Cause.SCALED, Cause.MISSING, Cause.KEEPS_OWN),
     *(Cause.UNSYNCHRONIZED, Cause.MEANS, Cause.MEANS_OF_PASSES, Cause.WEIGHTS),
     *(Cause.REDUCED, Cause.STANDS, Cause.DECAY, Cause.STEPS),

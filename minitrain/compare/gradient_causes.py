@@ -29,25 +29,25 @@ from minitrain.recording.sketches import (
     vector,
 )
 
-# factors of a fit are less exact than its residual: their largest relative error
+# largest relative error of fitted factors, which are less exact than the residual
 CLOSE_FACTORS = 10 * CLOSE
 # largest relative distance of two estimates of one factor
 SAME_FACTOR = 0.01
-# largest relative distance of two equal sums of factors, as a share of the variance of
-# the ratios of the factors
+# Two sums of factors count as equal if they differ by at most this share of what
+# unequal numbers of targets would make of them (see _adds_up).
 SAME_SUM = 0.25
-# the mean does not fit a gradient if even this share of its residual is beyond CLOSE
+# the mean of the ranks does not fit if this share of its residual still exceeds CLOSE
 CLEARLY_WORSE = 0.1
 
 
 def multiple(factor: float, world_size: int, close: float = CLOSE) -> Cause | None:
-    """Return SUMMED if ``factor`` is ``world_size``, TWICE if it is 1 / ``world_size``,
-    up to a relative error of ``close``; None otherwise, and for a single rank.
+    """Return SUMMED if ``factor`` is ``world_size``, AVERAGED_TWICE if it is its
+    inverse, up to a relative error of ``close``; None otherwise, and for one rank.
     """
     if world_size > 1 and abs(factor / world_size - 1) < close:
         return Cause.SUMMED
     if world_size > 1 and abs(factor * world_size - 1) < close:
-        return Cause.TWICE
+        return Cause.AVERAGED_TWICE
     return None
 
 
@@ -66,7 +66,10 @@ def rate_by_size(
     of processes, else None. ``factor``: the rate of the second run divided by the rate
     of the first; ``sides``: the names of the runs.
     """
-    causes = {Cause.SUMMED: Cause.RATE_MULTIPLIED, Cause.TWICE: Cause.RATE_DIVIDED}
+    causes = {
+        Cause.SUMMED: Cause.RATE_MULTIPLIED,
+        Cause.AVERAGED_TWICE: Cause.RATE_DIVIDED,
+    }
     for number, times in ((1, factor), (0, 1 / factor if factor else 0.0)):
         if by := multiple(times, world_sizes[number]):
             return why(causes[by], side=sides[number])

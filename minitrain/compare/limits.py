@@ -25,7 +25,7 @@ SAME_RATE = 1e-6
 
 
 @dataclass(frozen=True)
-class Limits:
+class DtypeLimits:
     """Limits of rounding for one dtype. ``gradients``: share of the largest gradient;
     ``linear``: share of the distance that SGD moved a parameter; ``unit``: relative
     error of one operation; ``coarse``: of rounding to the next smaller dtype, with a
@@ -40,5 +40,5 @@ class Limits:
 
 
 # the next smaller type is bfloat16 for float32, and float32 for float64
-FLOAT32 = Limits(GRADIENT_SHARE, SGD_SHARE, 2.0**-24, 0.03, 0.3)
-FLOAT64 = Limits(GRADIENT_SHARE_FLOAT64, STATE_FLOAT64, 2.0**-53, 1e-5, 0.03)
+FLOAT32 = DtypeLimits(GRADIENT_SHARE, SGD_SHARE, 2.0**-24, 0.03, 0.3)
+FLOAT64 = DtypeLimits(GRADIENT_SHARE_FLOAT64, STATE_FLOAT64, 2.0**-53, 1e-5, 0.03)

@@ -37,7 +37,7 @@ from minitrain.core.files import read_jsonl, require_regular
 from minitrain.proof.bits import Rung, ranks_rung
 from minitrain.train.step_record import load_tensors, sha256_tensor
 
-RunsVerdict = Literal["equal", "within tolerance", "undecided", "different"]
+RunPairVerdict = Literal["equal", "within tolerance", "undecided", "different"]
 # entries by kind, step and rank: rows of hashes, losses, files of states
 Entries = Mapping[tuple[str, int, int], Any]
 HASHES = "hashes.jsonl"
@@ -50,7 +50,7 @@ LOSS, STATE = "loss", "state"
 ROW = ("gradients", "parameters", "buffers")
 KINDS = ("before", "gradients", "after")
 # rounding is below this share of a loss, the mean over other samples above
-LOSS_SHARE = 1e-4
+LOSS_LIMIT = 1e-4
 # relative errors of a step by rounding: of its length, and of its direction
 ROUNDING = CLOSE_ADAPTIVE, FLOAT32.coarse_adaptive
 
@@ -122,7 +122,7 @@ class RunsCompared:
         return not (self.first or self.losses or self.unlike_states)
 
     @property
-    def verdict(self) -> RunsVerdict:
+    def verdict(self) -> RunPairVerdict:
         """Return the verdict by bits, or if they differ, by the tolerances."""
         if self.only_in_a or self.only_in_b or self.unlike_ranks:
             return "different"
@@ -138,7 +138,7 @@ class RunsCompared:
         only = self.only_in_a or self.only_in_b
         return not only or self._by_tolerance() == "different"
 
-    def _by_tolerance(self) -> RunsVerdict:
+    def _by_tolerance(self) -> RunPairVerdict:
         first = self.first
         # states are recorded after the last step: if only they differ, it is damage
         other_data = first and first.what == What.DATA
@@ -150,7 +150,7 @@ class RunsCompared:
             return "different"
         broken = [name for name, r in self.rungs.items() if r.verdict == "breach"]
         if not broken and {GRADIENTS, FINAL} <= self.rungs.keys():
-            return "within tolerance" if self.loss_gap <= LOSS_SHARE else "different"
+            return "within tolerance" if self.loss_gap <= LOSS_LIMIT else "different"
         # rounding affects gradients first (it may be coarse) or the first step
         if first and first.what == What.GRADIENTS:
             may_be = self.is_coarse or not any("gradients" in name for name in broken)

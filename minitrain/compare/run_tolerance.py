@@ -22,7 +22,7 @@ from minitrain.proof.bits import Rung
 from minitrain.proof.tolerances import (
     GRADIENT_SHARE,
     UNITS,
-    Limits,
+    TensorLimits,
     close_rung,
     gradient_limits,
     state_limits,
@@ -78,7 +78,7 @@ def is_coarse(a: Tensors, b: Tensors, step: int = 0) -> bool:
     return len(x) == len(y) and bool((x - y).norm() <= FLOAT32.coarse * y.norm())
 
 
-def _rung(ours: Tensors, theirs: Tensors, limits: Limits) -> Rung:
+def _rung(ours: Tensors, theirs: Tensors, limits: TensorLimits) -> Rung:
     # without a perturbed run nothing beyond the limits is explained
     rung = close_rung(ours, theirs, limits, lambda: theirs)
     if rung.verdict != "breach" or rung.max_abs_diff is None:

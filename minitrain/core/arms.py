@@ -21,14 +21,14 @@ class Kind(StrEnum):
 class BaselineArm:
     """Timed configuration (arm) of the baseline stage.
 
-    ``twin_of``: name of the arm that this one repeats to measure noise (A/A test), else
+    ``repeat_of``: name of the arm that this one repeats to measure noise (A/A test), or
     empty. ``timed``: run with the timestamps and hooks that the training stage uses.
     """
 
     name: str
     kind: Kind
     processes: int
-    twin_of: str = ""
+    repeat_of: str = ""
     timed: bool = False
 
     @property
@@ -39,7 +39,7 @@ class BaselineArm:
     @property
     def is_result(self) -> bool:
         """False if the arm only measures the noise floor or the overhead of timing."""
-        return not self.twin_of and not self.timed
+        return not self.repeat_of and not self.timed
 
 
 def baseline_arms(world_sizes: Iterable[int]) -> list[BaselineArm]:
@@ -56,6 +56,6 @@ def baseline_arms(world_sizes: Iterable[int]) -> list[BaselineArm]:
     one = BaselineArm(ONE_PROCESS, Kind.ONE_PROCESS, 1)
     all_cores = BaselineArm(ALL_CORES, Kind.ALL_CORES, 1)
     repeated = [*(arm for arm in ours if arm.processes == sizes[-1]), one]
-    twins = [replace(a, name=f"{a.name}-again", twin_of=a.name) for a in repeated]
+    repeats = [replace(a, name=f"{a.name}-again", repeat_of=a.name) for a in repeated]
     timed = replace(repeated[0], name=f"{repeated[0].name}-timed", timed=True)
-    return [one, all_cores, *ours, *twins, timed]
+    return [one, all_cores, *ours, *repeats, timed]

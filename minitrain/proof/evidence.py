@@ -90,7 +90,7 @@ def read_evidence(
 
 
 @dataclass(frozen=True)
-class Difference:
+class FirstDifference:
     """First tensor (of kind ``what``) whose hash differs in two runs, and its ranks."""
 
     step: int
@@ -111,7 +111,7 @@ def hashes_of(rows: Rows) -> dict[tuple[int, int], Mapping[str, Any]]:
 
 def first_difference(
     run: Rows, other: Rows, whats: Sequence[What] = IN_ORDER
-) -> Difference | None:
+) -> FirstDifference | None:
     """Return the first tensor, at the steps of ``run``, whose hash differs or is in
     only one of the runs; None if there is none. The order is by step, then by kind as
     in ``whats``, then by rank, then by name as recorded.
@@ -129,5 +129,5 @@ def first_difference(
                         differ.setdefault(name, []).append(rank)
             # the first name that differs on any rank, with all its ranks
             for tensor, found in differ.items():
-                return Difference(step, what, tensor, found)
+                return FirstDifference(step, what, tensor, found)
     return None

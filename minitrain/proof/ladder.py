@@ -48,10 +48,10 @@ PROMISED: dict[Promise, tuple[tuple[str, ...], str]] = {
     "one_process": (COMPARABLE, "does not promise to stay close to one process"),
 }
 # bucket sizes for the reference, besides the run's: odd ones give unequal ring chunks
-SIZES = (1, 7, 1000)
+TEST_BUCKET_SIZES = (1, 7, 1000)
 # largest number of elements, which bounds the memory for many shards of a large model
-MOST = 1 << 20
-FEWER = (
+MAX_ELEMENTS = 1 << 20
+NOT_A_MEAN_OVER_SAMPLES = (
     "the loss is not a mean over samples, so ranks that see fewer of them (negatives, "
     "terms of a sum) compute a different one than one process"
 )
@@ -160,7 +160,9 @@ def _not_comparable(rungs: Rungs, run: Evidence, config: RunConfig) -> Rungs:
         return {}
     if probe and probe.verdict in FINE and forward_of(run.rows, config).changed:
         return {}
-    return dict.fromkeys(COMPARABLE, not_run(f"{FEWER}; {mean.detail}"))
+    return dict.fromkeys(
+        COMPARABLE, not_run(f"{NOT_A_MEAN_OVER_SAMPLES}; {mean.detail}")
+    )
 
 
 def _bucket_sizes(run: Evidence) -> set[int]:
@@ -186,7 +188,9 @@ def reference_rung(
     coarse = getattr(torch, wire) if wire else dtype
     unit, smallest = torch.finfo(coarse).eps, torch.finfo(coarse).smallest_normal
     worst, where = 0.0, ""
-    for size in sorted({*SIZES, *(min(size, MOST) for size in sizes)}):
+    for size in sorted(
+        {*TEST_BUCKET_SIZES, *(min(size, MAX_ELEMENTS) for size in sizes)}
+    ):
         drawn = (torch.randn(size, generator=chance) for _ in range(num_shards))
         shards = [one.to(dtype) for one in drawn]
         right = torch.stack(shards).double()

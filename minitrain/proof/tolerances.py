@@ -31,7 +31,7 @@ UNITS = 4
 # beyond the quick limit: allowed multiple of the distance of the perturbed run
 TIMES_TWIN = 10
 EXPLAINED = "rounding explains it"
-LOSS_SHARE = 0.05
+MAX_LOSS_EXCESS = 0.05
 COMPARABLE = ("one_process_gradients", "one_process_early", "one_process")
 # trains the perturbed run for a number of steps (None: all of them)
 Twin = Callable[[int | None], Evidence]
@@ -93,7 +93,7 @@ def _noted(rung: Rung, note: str) -> Rung:
 
 
 @dataclass(frozen=True)
-class Limits:
+class TensorLimits:
     """Allowed absolute differences, by tensor name: of every element, and of 99.9 % of
     all elements (``common``; None for no such limit).
     """
@@ -102,37 +102,41 @@ class Limits:
     common: Mapping[str, float] | None = None
 
 
-def gradient_limits(one: Tensors) -> Limits:
+def gradient_limits(one: Tensors) -> TensorLimits:
     """Return the limits of gradients at step 0, where both runs have equal weights: the
     largest element in ``one`` (the reference's gradients) times 1e-5, in float64 1e-13.
     """
     largest = max((_size(gradient) for gradient in one.values()), default=0.0)
     share = GRADIENT_SHARE_FLOAT64 if _all_float64(one) else GRADIENT_SHARE
-    return Limits(dict.fromkeys(one, share * largest))
+    return TensorLimits(dict.fromkeys(one, share * largest))
 
 
-def state_limits(one: Tensors, start: Tensors, train: RunConfig, atol: float) -> Limits:
+def state_limits(
+    one: Tensors, start: Tensors, train: RunConfig, atol: float
+) -> TensorLimits:
     """Return the limits of a model state; ``one`` is the reference's. SGD: 1e-4 of each
     tensor's distance from its ``start``. AdamW: ``atol`` * rate / 3e-4 for 99.9 % of
     all elements, and the learning rate (if larger) for each. Both add ``UNITS`` ULP of
     the tensor's largest element. All-float64 models: 1e-11.
     """
     if _all_float64(one):
-        return Limits(dict.fromkeys(one, STATE_FLOAT64))
+        return TensorLimits(dict.fromkeys(one, STATE_FLOAT64))
     units = {name: UNITS * _unit(t) * _size(t) for name, t in one.items()}
     if train.optimizer == "sgd":
         moved = {name: _apart(t, start[name]) for name, t in one.items()}
-        return Limits({name: units[name] + SGD_SHARE * moved[name] for name in one})
+        return TensorLimits(
+            {name: units[name] + SGD_SHARE * moved[name] for name in one}
+        )
     rate = train.learning_rate
     common = atol * rate / ADAMW_RATE_OF_ATOL
     every = {name: max(rate, common) + units[name] for name in one}
-    return Limits(every, {name: common + units[name] for name in one})
+    return TensorLimits(every, {name: common + units[name] for name in one})
 
 
 def close_rung(
     run: Tensors,
     one: Tensors,
-    limits: Limits,
+    limits: TensorLimits,
     twin: Callable[[], Tensors],
     unit: Callable[[], float] = lambda: 0.0,
     explained: CheckVerdict = CheckVerdict.WITHIN,
@@ -190,8 +194,8 @@ def loss_rung(losses: Sequence[float], one_process: Sequence[float]) -> Rung:
     """
     last = max(1, len(losses) // 4)
     ours, theirs = (sum(x[-last:]) / last for x in (losses, one_process))
-    detail = f"{ours:.4g} against {theirs:.4g}, allowed {LOSS_SHARE:.0%} above"
-    within = ours <= theirs + LOSS_SHARE * abs(theirs)
+    detail = f"{ours:.4g} against {theirs:.4g}, allowed {MAX_LOSS_EXCESS:.0%} above"
+    within = ours <= theirs + MAX_LOSS_EXCESS * abs(theirs)
     verdict = CheckVerdict.WITHIN if within else CheckVerdict.BREACH
     return Rung(None, None, abs(ours - theirs), verdict, detail)
 

@@ -27,7 +27,7 @@ MOST_PASSES = 16
 
 
 @dataclass
-class Pass:
+class BackwardPass:
     """A training pass, with its ``number`` among recorded ones. ``told``: facts for the
     row of its step. ``first``: more facts, None unless it is the step's first pass.
     """
@@ -85,7 +85,7 @@ class Backwards:
         self._heard.clear()
         self.known: dict[str, Gradient] = {}
         self._num_backwards, self._first_forward, self._running = 0, 0, False
-        self._last_forward: Pass | None = None
+        self._last_forward: BackwardPass | None = None
         self._own_sketches: dict[str, Sketch] = {}
         # copies of gradients that are not sketched yet, and their bytes
         self._unsketched: dict[str, Tensor] = {}
@@ -115,7 +115,7 @@ class Backwards:
             parameter.register_post_accumulate_grad_hook(Tap(see)),
         ]
 
-    def pass_begins(self, one: Pass) -> None:
+    def pass_begins(self, one: BackwardPass) -> None:
         """Register a forward pass: the next backward pass belongs to it."""
         self._last_forward = one
         if self._running:

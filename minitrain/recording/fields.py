@@ -24,7 +24,7 @@ from pydantic import (
 from minitrain.recording.fingerprint import BINS
 
 # more ranks, and steps, than any run has
-MOST_RANKS, MOST = 1_000_000, 1 << 53
+MOST_RANKS, MAX_COUNT = 1_000_000, 1 << 53
 SHOWN = Repr()
 SHOWN.maxlevel, SHOWN.maxdict, SHOWN.maxlist = 2, 2, 2
 
@@ -36,8 +36,8 @@ def _length(value: float) -> float:
     return value
 
 
-Count = Annotated[int, Strict(), Field(ge=0, le=MOST)]
-Positive = Annotated[int, Strict(), Field(ge=1, le=MOST)]
+Count = Annotated[int, Strict(), Field(ge=0, le=MAX_COUNT)]
+Positive = Annotated[int, Strict(), Field(ge=1, le=MAX_COUNT)]
 Sketch = Annotated[list[StrictFloat], Field(min_length=BINS, max_length=BINS)]
 Length = Annotated[StrictFloat, AfterValidator(_length)]
 Texts = dict[str, StrictStr]
@@ -86,7 +86,7 @@ Prints = dict[str, Print]
 Buffers = dict[str, OfIntegers | Print]
 TOLD = {
     "rule": StrictStr,
-    "step": Annotated[int, Strict(), Field(ge=-1, le=MOST)],
+    "step": Annotated[int, Strict(), Field(ge=-1, le=MAX_COUNT)],
     "ranks": list[Count],
     "tensor": StrictStr,
     "line": StrictStr,

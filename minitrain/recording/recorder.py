@@ -31,9 +31,9 @@ from minitrain.recording.format import (
 )
 from minitrain.recording.modules import ModuleCalls
 from minitrain.recording.optimizers import Optimizers, Stepped, spacing, unwrapped
-from minitrain.recording.rules import place
+from minitrain.recording.rank_exchange import RankExchange
+from minitrain.recording.rules import position_of
 from minitrain.recording.stalls import StallWatch
-from minitrain.recording.watch import Watch
 
 ON_ALARM = ("print", "raise")
 FAILS = "the first pass is in no_sync() and the graph is static"
@@ -106,7 +106,7 @@ class Recorder:
         # an error that the caller already handles does not end the run
         self._error_at_start: BaseException | None = None
         self._writer: Writer | None = None
-        self._watch: Watch | None = None
+        self._exchange: RankExchange | None = None
         self._stalls: StallWatch | None = None
         self._state: Literal["new", "recording", "ended"] = "new"
         self._due = True
@@ -153,24 +153,24 @@ class Recorder:
         try:
             if not failed:
                 self._write_end()
-            elif self._watch is not None:
+            elif self._exchange is not None:
                 # other ranks' rows may show why, but the caller's error comes first
                 with suppress(EvidenceError):
-                    self._watch.look(min(self._timeout_s, AFTER_AN_ERROR_S))
+                    self._exchange.look(min(self._timeout_s, AFTER_AN_ERROR_S))
         finally:
             self._close_files()
 
     def _write_end(self) -> None:
-        watch = self.begin()
+        exchange = self.begin()
         steps = {str(one.number): one.steps for one in self._optimizers.seen}
         sharded = rows.is_sharded(self._inner)
         together = not sharded or (
             # the script may have destroyed the group, which gathering needs
             torch.distributed.is_initialized()
-            and watch.meet_at_the_end(sum(steps.values()))
+            and exchange.meet_at_the_end(sum(steps.values()))
         )
-        self._tell(self._rows.end(steps, together), watch)
-        watch.look(self._timeout_s)
+        self._tell(self._rows.end(steps, together), exchange)
+        exchange.look(self._timeout_s)
         if self._rank == 0 and self._optimizers.steps:
             which = f"the first three and each {self._every}-th"
             last = spacing(max(steps.values()) - 1, self._every)
@@ -226,12 +226,12 @@ class Recorder:
         if not self._due or hooks.is_pass_with_others(self._inner):
             return
         wrapper = self._wrappers.around(module)
-        watch = self.begin()
+        exchange = self.begin()
         if self._rows.forwards == 1 and _fails_without_sync(wrapper):
-            watch.tell([Alarm("static graph", 0, FAILS, STATIC_GRAPH)])
+            exchange.tell([Alarm("static graph", 0, FAILS, STATIC_GRAPH)])
         if self._rows.calls is not None and hooks.is_compiled(module):
             self._rows.calls = None
-            watch.tell([Alarm("modules", 0, COMPILED, severe=False)])
+            exchange.tell([Alarm("modules", 0, COMPILED, severe=False)])
         self._rows.listen(self._optimizers)
         self._rows.pass_begins(wrapper, module, args, options)
         self._clock.restart()
@@ -253,51 +253,53 @@ class Recorder:
 
     def _step_begins(self, stepped: Stepped) -> None:
         self._clock.step_begins()
-        watch = self.begin()
+        exchange = self.begin()
         if stepped.is_due(self._every):
-            together = self._meet(stepped, watch, has_ended=False)
+            together = self._meet(stepped, exchange, has_ended=False)
             self._rows.step_begins(stepped, self._optimizers, together)
         self._clock.restart()
 
     def _step_ended(self, stepped: Stepped) -> None:
         is_recorded = stepped.number in self._rows.begun
         self._clock.step_ended(stepped.number, stepped.steps - 1, is_recorded)
-        watch = self.begin()
-        together = not is_recorded or self._meet(stepped, watch, has_ended=True)
+        exchange = self.begin()
+        together = not is_recorded or self._meet(stepped, exchange, has_ended=True)
         row = self._rows.step_ended(stepped, together)
         if row is not None:
-            self._tell(row, watch)
+            self._tell(row, exchange)
         self._due = self._optimizers.are_due(self._every)
         if not self._due:
             self._rows.forget()
         waits = row is not None and self._raises
-        watch.look(self._timeout_s if waits else 0.0)
+        exchange.look(self._timeout_s if waits else 0.0)
         self._clock.restart()
 
-    def _meet(self, stepped: Stepped, watch: Watch, *, has_ended: bool) -> bool:
+    def _meet(
+        self, stepped: Stepped, exchange: RankExchange, *, has_ended: bool
+    ) -> bool:
         # return true if the tensors of a step can be hashed: sharded ones only when
         # all ranks have reached it
         if not rows.is_sharded(self._inner):
             return True
         step = stepped.steps - has_ended
-        at = place({"kind": "step", "optimizer": stepped.number, "step": step})
+        at = position_of({"kind": "step", "optimizer": stepped.number, "step": step})
         at = f"the end of {at}" if has_ended else at
-        return watch.meet(f"{at}, with {stepped.parts()}", step)
+        return exchange.meet(f"{at}, with {stepped.parts()}", step)
 
-    def _tell(self, row: Row, watch: Watch) -> None:
+    def _tell(self, row: Row, exchange: RankExchange) -> None:
         line = line_of(row)
         # a step without its tensors must not pass for a recorded one
-        if watch.is_whole and self._writer is not None:
+        if exchange.is_whole and self._writer is not None:
             self._writer.append(line)
         # the others do not need modules, which no rule reads
-        watch.send(row, line_of(row) if row.pop("modules", None) else line)
+        exchange.send(row, line_of(row) if row.pop("modules", None) else line)
 
-    def begin(self) -> Watch:
+    def begin(self) -> RankExchange:
         """Return the exchange with other ranks. The first call, at the first forward
         pass, waits for them and writes the header; an error in it ends the recording.
         """
-        if self._watch is not None:
-            return self._watch
+        if self._exchange is not None:
+            return self._exchange
         # the process group may have been made since the start
         self._rank = rows.rank_and_size()[0]
         try:
@@ -307,34 +309,34 @@ class Recorder:
             if rows.is_twin() and self._state == "recording":
                 rows.perturb(parameters)
             self._optimizers.know(parameters)
-            self._watch = watch = Watch(
+            self._exchange = exchange = RankExchange(
                 self._timeout_s, self._raises, attempt_of(self._folder)
             )
             # hashing sharded parameters needs all ranks
-            if rows.is_sharded(self._inner) and not watch.has_all:
+            if rows.is_sharded(self._inner) and not exchange.has_all:
                 raise UserError(
                     "record: each rank holds a part of the parameters, and not all "
                     f"began to record within {self._timeout_s:g} s: every rank has to"
                 )
             self._writer = Writer(self._folder, self._rank)
-            watch.write = write = self._writer.append
+            exchange.write = write = self._writer.append
             limit = self._timeout_s
             self._stalls = StallWatch(
                 self._folder, self._rank, self._clock, limit, write
             )
-            self._tell(rows.header_of(self._inner, self._every), watch)
-            watch.tell(watch.missing)
+            self._tell(rows.header_of(self._inner, self._every), exchange)
+            exchange.tell(exchange.missing)
             # the wait belongs to no step
             self._clock.restart()
         except BaseException:
             self._listen_no_more()
             self._close_files()
             raise
-        return watch
+        return exchange
 
     def is_awaited(self) -> bool:
         """Return true if all ranks record, and wait for each other's shards."""
-        has_all = self._watch is not None and self._watch.has_all
+        has_all = self._exchange is not None and self._exchange.has_all
         return has_all and rows.is_sharded(self._inner)
 
     def _listen_no_more(self) -> None:
@@ -348,8 +350,8 @@ class Recorder:
     def _close_files(self) -> None:
         if self._stalls is not None:
             self._stalls.close()
-        if self._watch is not None:
-            self._watch.close()
+        if self._exchange is not None:
+            self._exchange.close()
         if self._writer is not None:
             self._writer.close()
             self._clock.close()

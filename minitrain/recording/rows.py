@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from minitrain.core.errors import UserError
 from minitrain.recording import hooks
-from minitrain.recording.backwards import Backwards, Pass
+from minitrain.recording.backwards import BackwardPass, Backwards
 from minitrain.recording.fingerprint import BINS, digest, fingerprint
 from minitrain.recording.format import VERSION, Row
 from minitrain.recording.inputs import Generators, random_digest, read
@@ -128,10 +128,10 @@ class StepRows:
         self._also, self.calls = also, calls
         self.begun: dict[int, Row] = {}
         self.forwards = self.evals = 0
-        self._passes: deque[Pass] = deque(maxlen=MOST_PASSES)
+        self._passes: deque[BackwardPass] = deque(maxlen=MOST_PASSES)
         # number of passes of recorded steps so far
         self._num_passes = 0
-        self._first_pass: Pass | None = None
+        self._first_pass: BackwardPass | None = None
         self._backwards, self._generators = Backwards(), Generators()
         # steps of all optimizers when hooks began to see each gradient
         self._listens, self._seen_from = False, 0
@@ -156,7 +156,7 @@ class StepRows:
         facts["replaced"] = hooks.replaced_in(wrapper, self._inner)
         if self.calls is not None:
             self.calls.listen(self._inner, module)
-        one = Pass(self._num_passes, facts)
+        one = BackwardPass(self._num_passes, facts)
         self._backwards.pass_begins(one)
         self._passes.append(one)
         self._num_passes += 1

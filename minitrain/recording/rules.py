@@ -7,9 +7,9 @@ fault is reported once, at its root: not parameters that differ because gradient
 
 To add a rule, write a generator ``(rows, before) -> Iterable[Alarm]`` in
 rules_of_steps.py or rules_of_gradients.py, and add it to ``RULES``; for an alarm,
-perhaps add a page to ``alarm.PAGES``. Its ``rule`` text must be new: each text is
-reported once per severity. New keys of rows go into rows.py and fields.py (``FIELDS``,
-or ``MAY_HAVE`` if optional).
+perhaps add a page to ``alarm.PAGES``. Each ``rule`` text is reported once per
+severity, so only rules for the same fault share one, like those of "inputs". New keys
+of rows go into rows.py and fields.py (``FIELDS``, or ``MAY_HAVE`` if optional).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -45,7 +45,7 @@ def alarms_of(rows: Rows, before: Rows | None) -> list[Alarm]:
     """Return the findings of all rules at one step; ``before``: the rows of the
     previous recorded step, None at the first. Ranks at different steps are a finding.
     """
-    places = [place(row) for row in rows]
+    places = [position_of(row) for row in rows]
     if ranks := unlike(places):
         step = max(int(row.get("step", 0)) for row in rows)
         cause = "different numbers of batches, or of steps, on ranks"
@@ -57,7 +57,7 @@ def alarms_of(rows: Rows, before: Rows | None) -> list[Alarm]:
     return found
 
 
-def place(row: Row) -> str:
+def position_of(row: Row) -> str:
     """Return where in the run a row was made, as text: "step 3", or "the end"."""
     if row["kind"] != "step":
         return {"recording": "the start", "end": "the end"}.get(row["kind"], "?")
@@ -227,8 +227,8 @@ def also(rows: Rows, before: Rows | None = None) -> Iterable[Alarm]:
 # These run at each step, and a comment gives the text of a rule if it is another than
 # the name. Not in the table: `parameters`, which runs only if none of LEADS explains a
 # difference; `padding` and `batch_again`, as they need earlier rows (see Judge); rules
-# of the start and the end. Modules stalls, watch and recorder report "stall", "ranks",
-# "loss", "modules" and "static graph" themselves.
+# of the start and the end. Modules stalls, rank_exchange and recorder report "stall",
+# "ranks", "loss", "modules" and "static graph" themselves.
 RULES: tuple[Callable[[Rows, Rows | None], Iterable[Alarm]], ...] = (
     of_steps.evaluation_mode,
     of_steps.unread,  # "inputs"

@@ -41,7 +41,7 @@ def same_samples(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
     differ, or if samples are read twice at this step, and others twice at the recorded
     step before (not at one alone, since a data set may contain duplicates).
     """
-    if found := _twins(rows, before):
+    if found := _same_samples_on(rows, before):
         first, ranks = found
         what = f"exactly the samples of rank {first}"
         cause = "data that is not divided among the ranks (no DistributedSampler?)"
@@ -57,7 +57,7 @@ def same_samples(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
         yield note(rows, "number of samples", what, cause)
 
 
-def _twins(rows: Rows, before: Rows | None) -> tuple[int, list[int]] | None:
+def _same_samples_on(rows: Rows, before: Rows | None) -> tuple[int, list[int]] | None:
     # compare other tensors, too: if the first one is a table, it is taken for samples
     now = [(sorted(samples(row)), beside(row)) for row in rows]
     was = [sorted(samples(row)) for row in before or ()]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from minitrain.analysis.verdicts import cause
+from minitrain.analysis.verdicts import order_in_step
 from minitrain.core.files import atomic_path, write_json
 from minitrain.report.checks import checks_of
 from minitrain.report.render import markdown, write_page
@@ -78,4 +78,4 @@ def _breaches(verdicts: Verdicts) -> list[Breach]:
         if check["verdict"] == "breach"
     ]
     # a stable sort keeps the order of runs, and of the checks of a run
-    return sorted(found, key=lambda breach: cause(breach.check))
+    return sorted(found, key=lambda breach: order_in_step(breach.check))

@@ -18,7 +18,7 @@ from minitrain.core.arms import BaselineArm, Kind, baseline_arms
 from minitrain.core.provenance import require_one_machine
 from minitrain.report.checks import NOT_RUN, QUESTIONS, Mark, Outcome, outcomes_of
 from minitrain.report.numbers import plural
-from minitrain.report.studied import WHOLE, Hosts, Ladder, bare_allreduce
+from minitrain.report.study_results import WHOLE, Hosts, LadderStudy, bare_allreduce
 
 # name of the group of checks that answer none of the questions
 OTHER = "Other checks"
@@ -57,7 +57,7 @@ class Facts:
     timing: Mapping[str, Json]
     account: pd.DataFrame
     losses: Mapping[str, pd.DataFrame]
-    ladder_study: Ladder
+    ladder_study: LadderStudy
     hosts_study: Hosts
     collectives_study: pd.DataFrame
     bugs: Json

@@ -12,7 +12,7 @@ from minitrain.core.files import read_csv, read_json, reading, sha256_file
 from minitrain.core.params import Params
 from minitrain.data.shards import first_texts
 from minitrain.report.facts import Facts
-from minitrain.report.studied import Hosts, Ladder, since_then
+from minitrain.report.study_results import Hosts, LadderStudy, since_then
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def read_facts(project: Project, params: Params, equivalence: dict[str, Any]) ->
         timing=timing,
         account=_account(metrics / "account.csv", parts),
         losses={run: _losses(folders[run], origins[run]["num_steps"]) for run in runs},
-        ladder_study=Ladder(*_studied(metrics / "ladder", params, root)),
+        ladder_study=LadderStudy(*_studied(metrics / "ladder", params, root)),
         hosts_study=Hosts(*_studied(metrics / "hosts", params, root)),
         collectives_study=read_csv(metrics / "collectives.csv"),
         bugs={**bugs, "since": since_then(root, bugs["provenance"])},

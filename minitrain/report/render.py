@@ -23,7 +23,7 @@ from minitrain.core.files import open_atomic
 from minitrain.report import numbers
 from minitrain.report.checks import MARKS, TEMPLATES, Mark, in_words
 from minitrain.report.facts import most_apart
-from minitrain.report.studied import BYTES, DISTANCES
+from minitrain.report.study_results import BYTES, DISTANCES
 
 KINDS = {".png": "image/png", ".svg": "image/svg+xml"}
 # CSS class of a table cell, by the mark at its start

@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 # a new name also needs a row in GUARANTEES
 STRATEGIES = {
-    "ddp": "minitrain.sync.stock:StockDDP",
-    "per_parameter": "minitrain.sync.explicit:PerParameter",
-    "flat": "minitrain.sync.explicit:Flat",
-    "reduce_scatter": "minitrain.sync.explicit:ReduceScatter",
+    "ddp": "minitrain.sync.ddp_buckets:StockDDP",
+    "per_parameter": "minitrain.sync.after_backward:PerParameter",
+    "flat": "minitrain.sync.after_backward:Flat",
+    "reduce_scatter": "minitrain.sync.after_backward:ReduceScatter",
     "fp16_compress": "minitrain.sync.compressed:Float16Compress",
     "bf16_compress": "minitrain.sync.compressed:BFloat16Compress",
     "powersgd": "minitrain.sync.compressed:PowerSGD",

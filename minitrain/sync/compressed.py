@@ -11,8 +11,8 @@ from torch import Tensor
 from minitrain.comm.ring import ring_sum
 from minitrain.comm.torch_private import GradBucket
 from minitrain.core.errors import UserError
+from minitrain.sync.ddp_buckets import Reduced, StockDDP
 from minitrain.sync.guarantees import GUARANTEES, Guarantees
-from minitrain.sync.stock import Reduced, StockDDP
 from minitrain.sync.strategy import Traffic, num_bytes, trained, world
 
 RANK_OF_APPROXIMATION = 2
@@ -37,7 +37,7 @@ class Float16Compress(StockDDP):
     needs_hook: ClassVar[bool] = True
     dtype: ClassVar[torch.dtype] = torch.float16
 
-    def exchange(self, bucket: GradBucket) -> Reduced:
+    def sum_over_ranks(self, bucket: GradBucket) -> Reduced:
         buffer = bucket.buffer()
         small = buffer.mul_(self.factor).to(self.dtype)
         work = dist.all_reduce(small, group=self.group, async_op=True)
@@ -90,7 +90,7 @@ class PowerSGD(StockDDP):
         )
         super().set_up()
 
-    def exchange(self, bucket: GradBucket) -> Reduced:
+    def sum_over_ranks(self, bucket: GradBucket) -> Reduced:
         return self._hook(self._state, bucket)
 
     def kept(self) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from minitrain.comm.shared_memory import SharedMemoryGroup
 from minitrain.comm.sockets import hosts_of
 from minitrain.comm.torch_private import GradBucket, group_by
 from minitrain.comm.tree import tree_sum
+from minitrain.sync.ddp_buckets import Reduced, StockDDP
 from minitrain.sync.guarantees import GUARANTEES, Guarantees
-from minitrain.sync.stock import Reduced, StockDDP
 from minitrain.sync.strategy import Traffic
 
 
@@ -39,7 +39,7 @@ class SharedMemory(StockDDP):
         self._memory = SharedMemoryGroup(self.group, among=self._near, timeout_s=limit)
         super().set_up()
 
-    def exchange(self, bucket: GradBucket) -> Reduced:
+    def sum_over_ranks(self, bucket: GradBucket) -> Reduced:
         buffer = bucket.buffer().mul_(self.factor)
         self._memory.all_reduce(buffer)
         done: Reduced = torch.futures.Future()
@@ -83,8 +83,8 @@ class Hierarchical(SharedMemory):
                 self._leaders = group_by(leaders, names[0], group_timeout_s())
         super().set_up()
 
-    def exchange(self, bucket: GradBucket) -> Reduced:
-        reduced = super().exchange(bucket)
+    def sum_over_ranks(self, bucket: GradBucket) -> Reduced:
+        reduced = super().sum_over_ranks(bucket)
         if not self._crosses_hosts:
             return reduced
         buffer = bucket.buffer()

@@ -16,7 +16,7 @@ from minitrain.comm.groups import group_timeout_s
 from minitrain.comm.shared_memory import SharedMemoryGroup
 from minitrain.comm.torch_private import add_all
 from minitrain.comm.tree import tree_sum
-from minitrain.sync.explicit import Flat
+from minitrain.sync.after_backward import Flat
 from minitrain.sync.guarantees import GUARANTEES, Guarantees
 from minitrain.sync.strategy import (
     Traffic,
@@ -73,7 +73,7 @@ class Invariant(Flat):
         load_buffers(self.model, self._first)
         broadcast(self.model.buffers(), self.group)
 
-    def exchange(self, flat: Tensor) -> None:
+    def sum_over_ranks(self, flat: Tensor) -> None:
         theirs = torch.empty_like(flat)
         distance = self.world_size // 2
         while distance:
@@ -107,7 +107,7 @@ class InvariantSharedMemory(Invariant):
         limit = group_timeout_s()
         self._memory = SharedMemoryGroup(self.group, timeout_s=limit)
 
-    def exchange(self, flat: Tensor) -> None:
+    def sum_over_ranks(self, flat: Tensor) -> None:
         self._memory.all_reduce(flat)
 
     def traffic(self) -> Traffic:

@@ -24,7 +24,7 @@ from minitrain.comm.shared_memory import ALIGNMENT
 from minitrain.comm.sockets import meet
 from minitrain.comm.tree import tree_sum
 from minitrain.core.errors import UserError
-from minitrain.sync.explicit import Flat
+from minitrain.sync.after_backward import Flat
 from minitrain.sync.guarantees import GUARANTEES, Guarantees
 from minitrain.sync.sharded import gather_moments
 from minitrain.sync.strategy import BucketEvent, Traffic, num_bytes
@@ -35,8 +35,8 @@ CALLS_IN_BYTES = 1 << 16
 
 class OneCopy(Flat):
     """Strategy with one copy of parameters and optimizer state per host instead of per
-    rank. Sums in :meth:`reduce`, in a tree like ``shm``; ``exchange`` is unused. With
-    two ranks the bits equal stock DDP's.
+    rank. Sums in :meth:`reduce`, in a tree like ``shm``; ``sum_over_ranks`` is unused.
+    With two ranks the bits equal stock DDP's.
     """
 
     guarantees: ClassVar[Guarantees] = GUARANTEES["one_copy"]

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from minitrain.comm.torch_private import around_parameter_broadcast, own_part_of
 from minitrain.core.errors import UserError
+from minitrain.sync.ddp_buckets import StockDDP
 from minitrain.sync.guarantees import GUARANTEES, Guarantees
-from minitrain.sync.stock import StockDDP
 from minitrain.sync.strategy import (
     Strategy,
     Traffic,

@@ -22,8 +22,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from minitrain.comm.collective_calls import everyone, only_first, who_sees
 from minitrain.comm.groups import group_timeout_s
-from minitrain.comm.together import everyone, only_first, who_sees
 from minitrain.core.errors import UserError
 from minitrain.core.files import fsync, open_atomic, read_json, sha256_file, write_json
 from minitrain.core.printable import note

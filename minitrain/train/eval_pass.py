@@ -13,8 +13,8 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
-from minitrain.comm.together import everyone
-from minitrain.sync.stock import StockDDP
+from minitrain.comm.collective_calls import everyone
+from minitrain.sync.ddp_buckets import StockDDP
 from minitrain.sync.strategy import Strategy, trained
 from minitrain.train.config import RunConfig
 from minitrain.train.loop import train
@@ -136,7 +136,7 @@ def is_torchs_ddp(sync: type[Strategy]) -> bool:
     """Return whether ``sync`` is unchanged DDP, except for a hook that takes times."""
     if not issubclass(sync, StockDDP) or sync.needs_hook:
         return False
-    return sync.exchange is StockDDP.exchange
+    return sync.sum_over_ranks is StockDDP.sum_over_ranks
 
 
 def _once(worker: Worker, step: int) -> GradientObserver:

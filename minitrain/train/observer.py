@@ -11,8 +11,8 @@ from torch import Tensor
 
 from minitrain.comm.groups import barrier
 from minitrain.comm.heartbeat import Heartbeat, my_heartbeat
+from minitrain.core.cpu_load import Usage
 from minitrain.core.errors import UserError
-from minitrain.core.load import Usage
 from minitrain.data.batches import MicroBatch
 from minitrain.train.clock import NS_PER_MS, Row, StepClock, bucket_times
 from minitrain.train.rng import untouched

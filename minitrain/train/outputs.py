@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from minitrain.comm.collective_calls import only_first, who_sees
 from minitrain.comm.groups import host_number, num_hosts
 from minitrain.comm.heartbeat import my_heartbeat
-from minitrain.comm.together import only_first, who_sees
 from minitrain.core.files import open_atomic, write_json, write_jsonl
 from minitrain.core.provenance import (
     bits_depend_on,

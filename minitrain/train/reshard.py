@@ -14,7 +14,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from minitrain.comm.together import everyone, only_first
+from minitrain.comm.collective_calls import everyone, only_first
 from minitrain.comm.tree import shards_of
 from minitrain.core.errors import UserError
 from minitrain.train.checkpoint import (

@@ -9,8 +9,8 @@ steps: the checkpoint holds hashes of their results.
 import json
 from pathlib import Path
 
+from minitrain.comm.collective_calls import everyone
 from minitrain.comm.groups import is_main_process
-from minitrain.comm.together import everyone
 from minitrain.core.printable import note
 from minitrain.core.progress import progress
 from minitrain.train.checkpoint import Checkpoints, Kept, load_rank, step_of

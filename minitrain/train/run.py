@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from minitrain.comm.collective_calls import everyone, only_first
 from minitrain.comm.groups import (
     distributed,
     host_number,
@@ -15,9 +16,8 @@ from minitrain.comm.groups import (
     start_up,
 )
 from minitrain.comm.heartbeat import my_heartbeat
-from minitrain.comm.together import everyone, only_first
+from minitrain.core.cpu_load import load_of, taken
 from minitrain.core.errors import UserError
-from minitrain.core.load import load_of, taken
 from minitrain.core.params import Params
 from minitrain.core.provenance import require_torch
 from minitrain.model.factory import try_model

@@ -18,8 +18,8 @@ from typing import IO, Any
 import torch
 from torch import Tensor, nn
 
+from minitrain.core.cpu_load import Usage
 from minitrain.core.files import open_atomic, reading, require_regular
-from minitrain.core.load import Usage
 from minitrain.data.batches import MicroBatch
 from minitrain.data.cut import bytes_of, content_digest, tensors_of
 from minitrain.sync.strategy import SyncTrace, whole

@@ -10,7 +10,7 @@ from minitrain.core.params import OptimizerName, Params
 from minitrain.data.batches import IGNORE_INDEX, causal_lm_loss
 from minitrain.data.cut import InMemory, count_targets
 from minitrain.model.gpt import CausalOutput
-from minitrain.sync.stock import StockDDP
+from minitrain.sync.ddp_buckets import StockDDP
 from minitrain.train.config import (
     RunConfig,
     config_of,

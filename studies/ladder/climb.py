@@ -15,7 +15,7 @@ from study_settings import load_study
 from subjects import in_memory
 from torch import nn
 
-from minitrain.check.check import examine
+from minitrain.check.data_parallel import examine
 from minitrain.check.trial import run_alone, run_ranks
 from minitrain.core.errors import run_stage
 from minitrain.core.files import open_atomic, write_json

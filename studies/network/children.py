@@ -3,7 +3,7 @@
 from dataclasses import replace
 from resource import RUSAGE_CHILDREN, RUSAGE_SELF, getrusage
 
-from minitrain.core.load import Usage
+from minitrain.core.cpu_load import Usage
 
 
 def usage_with_children() -> Usage:

@@ -17,9 +17,9 @@ from machines import held_to, result, train
 from network_settings import Network
 from study_settings import load_study
 
+from minitrain.core.cpu_load import load_of
 from minitrain.core.errors import EvidenceError, run_stage
 from minitrain.core.files import open_atomic, write_json
-from minitrain.core.load import load_of
 from minitrain.core.params import load_params
 from minitrain.core.progress import progress
 from minitrain.core.provenance import provenance

@@ -63,7 +63,7 @@ def judge(rows: pd.DataFrame, name: str, copies: int) -> Iterator[dict[str, Any]
     found: dict[Pair, Comparison] = {}
     for pair in pairs:
         # excludes the floor of the pair itself, which would be circular
-        rounds.twins = [pair]
+        rounds.repeats = [pair]
         found[pair] = rounds.compare(*pair)
     for pair, one in found.items():
         floors: dict[bool, list[float]] = {False: [], True: []}

@@ -56,8 +56,8 @@ def judged(sides: list[dict[str, Any]], turns: pd.DataFrame, load: Any) -> Any:
 def rounds_of(sides: list[dict[str, Any]], rows: pd.DataFrame) -> Rounds:
     """Return the rounds of ``sides`` only, with their A/A duplicates."""
     names = [arm.name for arm in arms_of(sides)]
-    twins = [(name, name + AGAIN) for name in names if name + AGAIN in names]
-    return Rounds(rows, names, twins, "verifying.csv")
+    repeats = [(name, name + AGAIN) for name in names if name + AGAIN in names]
+    return Rounds(rows, names, repeats, "verifying.csv")
 
 
 def judge(one: dict[str, Any], rounds: Rounds, busy: str | None) -> dict[str, Any]:

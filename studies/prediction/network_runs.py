@@ -23,8 +23,8 @@ from phases import PHASES, Phases
 from minitrain.bench.arms import Arm, Contestant, Row, close, take_turns
 from minitrain.comm.groups import group_timeout_s
 from minitrain.comm.sockets import Links, meet
+from minitrain.core.cpu_load import Usage
 from minitrain.core.errors import EvidenceError
-from minitrain.core.load import Usage
 from minitrain.core.params import Params
 from minitrain.sync.strategy import world
 from minitrain.train.config import config_of

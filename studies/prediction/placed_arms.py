@@ -14,7 +14,7 @@ from rows import ROOT
 from setting import NO_SYNC, Setting, name_of
 
 from minitrain.comm.groups import distributed, is_main_process
-from minitrain.core.load import load_of
+from minitrain.core.cpu_load import load_of
 from minitrain.core.params import Params, load_params
 from minitrain.core.progress import progress
 from minitrain.harness.launcher import launch

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from minitrain.comm.collective_calls import only_first
 from minitrain.comm.groups import distributed, is_main_process
-from minitrain.comm.together import only_first
 from minitrain.data.cut import bytes_of
 from minitrain.harness.launcher import launch
 from minitrain.train.checkpoint import Checkpoints

@@ -13,9 +13,9 @@ from straggler_trials import trials
 from stragglers_settings import Stragglers
 from study_settings import load_study
 
+from minitrain.core.cpu_load import Usage, load_of
 from minitrain.core.errors import run_stage
 from minitrain.core.files import open_atomic, write_json
-from minitrain.core.load import Usage, load_of
 from minitrain.core.params import load_params
 from minitrain.core.progress import progress
 from minitrain.core.provenance import provenance

@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from minitrain.sync.stock import StockDDP
+from minitrain.sync.ddp_buckets import StockDDP
 
 
 class BucketViews(StockDDP):

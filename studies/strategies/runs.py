@@ -13,7 +13,7 @@ from subjects import in_memory
 
 from minitrain.analysis.account import account, means, summarize
 from minitrain.bench.ledger import count_step
-from minitrain.check.check import examine
+from minitrain.check.data_parallel import examine
 from minitrain.core.errors import UserError, run_stage
 from minitrain.core.files import read_json, write_json
 from minitrain.core.params import Params

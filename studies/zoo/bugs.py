@@ -19,7 +19,7 @@ from torch import Tensor
 from minitrain.comm.groups import unwrap
 from minitrain.comm.torch_private import GradBucket
 from minitrain.data.batches import MicroBatch
-from minitrain.sync.stock import StockDDP
+from minitrain.sync.ddp_buckets import StockDDP
 from minitrain.train.run import Inject
 from minitrain.train.worker import Worker
 

@@ -10,7 +10,7 @@ from study_settings import load_study
 from subjects import MODELS, NUM_STEPS, make_run
 from zoo_settings import Zoo
 
-from minitrain.check.check import Ladder, examine
+from minitrain.check.data_parallel import Ladder, examine
 from minitrain.check.trial import run_ranks
 from minitrain.core.errors import run_stage
 from minitrain.core.files import write_json

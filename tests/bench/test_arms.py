@@ -31,7 +31,7 @@ from minitrain.data.text import VOCAB_SIZE
 from minitrain.harness.launcher import launch
 from minitrain.model.factory import build_model
 from minitrain.sync.catalog import PLAIN, find_strategy
-from minitrain.sync.stock import StockDDP
+from minitrain.sync.ddp_buckets import StockDDP
 from minitrain.sync.strategy import Strategy
 from minitrain.train.observer import StepObserver
 

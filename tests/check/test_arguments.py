@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import minitrain
-from minitrain.check.check import NO_COUNT, check_data_parallel
+from minitrain.check.data_parallel import NO_COUNT, check_data_parallel
 from minitrain.core.errors import EvidenceError, RankError, UserError
 from minitrain.data.cut import count_targets
 from minitrain.ddp import unwrap

@@ -14,7 +14,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     checkpoint_wrapper,
 )
 
-from minitrain.check.check import check_data_parallel, examine
+from minitrain.check.data_parallel import check_data_parallel, examine
 from minitrain.core.errors import EvidenceError
 from minitrain.train.worker import Worker
 

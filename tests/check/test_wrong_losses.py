@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from minitrain.check.check import check_data_parallel
+from minitrain.check.data_parallel import check_data_parallel
 from minitrain.core.errors import EvidenceError
 
 pytestmark = pytest.mark.slow

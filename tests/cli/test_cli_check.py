@@ -11,7 +11,7 @@ import torch
 from one_line import refusal
 from project import PARAMS_FILE, set_params
 
-from minitrain.check import check as check_module
+from minitrain.check import data_parallel as check_module
 from minitrain.check.inputs import (
     LONGEST,
     SHORTEST,

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from minitrain.compare.diagnosis import (
     Values,
-    cause_in_data,
-    cause_in_gradients,
+    cause_in_run_data,
+    cause_in_run_gradients,
     cause_of,
     locate,
 )
@@ -44,7 +44,7 @@ def values(*gradients: Tensor, **first: Tensor) -> Values:
 BOTH = [0, 1]
 # causes of real bugs are in tests/studies/test_bugs.py
 GRADIENTS: dict[Cause, tuple[Values, dict[str, Any]]] = {
-    Cause.TWICE: (values(RIGHT / 2, RIGHT / 2), {"factor": 0.5}),
+    Cause.AVERAGED_TWICE: (values(RIGHT / 2, RIGHT / 2), {"factor": 0.5}),
     Cause.MISSING: (values(OWN[0], OWN[0]), {"ranks": [1]}),
     Cause.ROUNDING: (values(*[RIGHT * (1 + 2**-22)] * 2), {}),
     Cause.UNKNOWN: (values(*[RIGHT.flip(0)] * 2), {}),
@@ -54,7 +54,7 @@ GRADIENTS: dict[Cause, tuple[Values, dict[str, Any]]] = {
 @pytest.mark.parametrize("cause", GRADIENTS)
 def test_cause_in_gradients(cause: Cause) -> None:
     evidence, facts = GRADIENTS[cause]
-    found = cause_in_gradients(BOTH, evidence)
+    found = cause_in_run_gradients(BOTH, evidence)
     assert found.cause == cause
     for name, fact in facts.items():
         assert found.facts[name] == pytest.approx(fact)
@@ -63,7 +63,7 @@ def test_cause_in_gradients(cause: Cause) -> None:
 
 @pytest.mark.parametrize("gradient", [RIGHT[:2], RIGHT * torch.nan])
 def test_gradients_of_another_length_or_not_finite(gradient: Tensor) -> None:
-    assert cause_in_gradients(BOTH, values(gradient, gradient)) == UNKNOWN
+    assert cause_in_run_gradients(BOTH, values(gradient, gradient)) == UNKNOWN
 
 
 def test_low_precision_is_told_by_the_values_themselves() -> None:
@@ -72,7 +72,7 @@ def test_low_precision_is_told_by_the_values_themselves() -> None:
     replay = state(right, START[:2]) | {"own": own}
     for dtype, name in ((torch.bfloat16, "bfloat16"), (torch.float16, "float16")):
         rank = state(right.to(dtype).float(), START[:2])
-        found = cause_in_gradients(BOTH, Values([rank, rank], replay, SHARES))
+        found = cause_in_run_gradients(BOTH, Values([rank, rank], replay, SHARES))
         assert (found.cause, found.facts["dtype"]) == (Cause.REDUCED, name)
 
 
@@ -109,7 +109,7 @@ def batch(step: int, sha256: str, *ranks: str) -> dict[str, Any]:
 )
 def test_causes_in_data(ours: Any, cause: Cause, facts: dict[str, Any]) -> None:
     right, earlier = batch(4, "r", "a", "b"), [batch(0, "x", "a", "c")]
-    found = cause_in_data(ours, right, earlier)
+    found = cause_in_run_data(ours, right, earlier)
     assert (found.cause, {**found.facts} | facts) == (cause, {**found.facts})
 
 
@@ -160,7 +160,7 @@ def test_first_step_and_there_the_first_thing() -> None:
     ("ours", "ranks", "cause"),
     [
         (2.0 * RIGHT, BOTH, Cause.SUMMED),
-        (RIGHT / 2, BOTH, Cause.TWICE),
+        (RIGHT / 2, BOTH, Cause.AVERAGED_TWICE),
         (3.0 * RIGHT, BOTH, Cause.SCALED),
         (RIGHT * (1 + 2**-22), BOTH, Cause.ROUNDING),
         (RIGHT, [1], Cause.ALONE),

@@ -219,7 +219,7 @@ NOT_SENT = Cause.BUFFERS_NOT_BROADCAST
 FAULTS = [
     planted("sum", GRADIENTS, Cause.SUMMED, reduce=summed),
     planted("own unseen", GRADIENTS, Cause.SUMMED, reduce=summed, with_own=False),
-    planted("divided twice", GRADIENTS, Cause.TWICE, reduce=divided_twice),
+    planted("divided twice", GRADIENTS, Cause.AVERAGED_TWICE, reduce=divided_twice),
     planted("lost", GRADIENTS, Cause.MISSING, 10, reduce=lost),
     planted("alone", GRADIENTS, Cause.KEEPS_OWN, reduce=alone, **RANK_1),
     planted("alone, of one", GRADIENTS, Cause.KEEPS_OWN, reduce=alone, **OF_B),

@@ -16,7 +16,7 @@ from minitrain.core.code_lock import (
     read_lock,
     syntax_hash,
 )
-from minitrain.report.studied import since_then
+from minitrain.report.study_results import since_then
 from studies.code_lock import LOCKS, OF_HARNESS, is_measured, locks_of
 
 STUDIES = sorted(file.parent for file in ROOT.glob("studies/*/dvc.yaml"))
@@ -75,7 +75,10 @@ def test_change_makes_old_what_executes_it() -> None:
     assert old("minitrain/core/files.py") == {*OF_HARNESS}
     everything = {study.name for study in STUDIES}
     # they do not train as the stage does
-    assert everything - old("minitrain/sync/stock.py") == {"collectives", "recorder"}
+    assert everything - old("minitrain/sync/ddp_buckets.py") == {
+        "collectives",
+        "recorder",
+    }
     assert old("minitrain/sync/compressed.py") == {
         "network",
         "prediction",

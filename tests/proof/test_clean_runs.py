@@ -17,7 +17,7 @@ import torch
 from subjects import Bigrams, make_run
 from torch import nn
 
-from minitrain.check.check import examine
+from minitrain.check.data_parallel import examine
 from minitrain.sync.catalog import find_strategy
 from minitrain.train.config import RunConfig
 

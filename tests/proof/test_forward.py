@@ -10,7 +10,7 @@ import torch
 from subjects import make_run
 from torch import Tensor, nn
 
-from minitrain.check.check import check_data_parallel
+from minitrain.check.data_parallel import check_data_parallel
 from minitrain.proof.forward import DRAWS, NORMALIZES, Forward, forward_of
 from minitrain.train.step_record import sha256_tensor
 

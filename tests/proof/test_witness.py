@@ -22,7 +22,7 @@ from subjects import Bigrams, make_run
 from tiny import tiny_params
 from torch import Tensor, nn
 
-from minitrain.check.check import examine
+from minitrain.check.data_parallel import examine
 from minitrain.check.trial import run_ranks
 from minitrain.data.shards import tokenize_corpus, write_shards
 from minitrain.proof import replay

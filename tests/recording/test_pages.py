@@ -11,7 +11,7 @@ import minitrain
 from minitrain.compare.difference import PAGES as OF_CAUSES
 from minitrain.recording.alarm import PAGES, RULES_PAGE, Alarm, page_on
 from minitrain.recording.format import line_of
-from minitrain.recording.watch import Watch
+from minitrain.recording.rank_exchange import RankExchange
 
 SOURCES = [path.read_text() for path in (ROOT / "minitrain/recording").glob("*.py")]
 # the rule is the first text of a call
@@ -44,7 +44,7 @@ def test_a_page_is_printed_after_its_first_alarm(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     found = [CLIPPED, GRADIENTS, MEAN, MODEL]
-    Watch(1.0, raises=False).tell(found)
+    RankExchange(1.0, raises=False).tell(found)
     pages = [f"minitrain: see {page}" for page in (PAGES["gradients"], RULES_PAGE)]
     # the note has none, and the first two alarms have the same
     lines = [CLIPPED.line, GRADIENTS.line, pages[0], MEAN.line, MODEL.line, pages[1]]

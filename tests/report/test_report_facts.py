@@ -36,7 +36,7 @@ from minitrain.report.numbers import times
 from minitrain.report.publish import lesson_notes, manifest, report, summary
 from minitrain.report.published import summary_lines
 from minitrain.report.render import sentence
-from minitrain.report.studied import Expectation, Mismatch, bare_allreduce
+from minitrain.report.study_results import Expectation, Mismatch, bare_allreduce
 
 # of a run without calibration, or without observed last gradients
 UNSPLIT = {"forward_ms": 20.0, "backward_ms": 75.0, "step_ms": 95.0}

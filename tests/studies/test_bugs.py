@@ -6,7 +6,7 @@ import pytest
 from bugs import BUGS, Bug
 from subjects import NUM_STEPS, make_run
 
-from minitrain.check.check import Ladder, examine
+from minitrain.check.data_parallel import Ladder, examine
 from minitrain.check.trial import run_alone
 from minitrain.proof.evidence import Evidence
 

@@ -10,7 +10,7 @@ from project import ROOT
 
 from minitrain.core.code_lock import lock_of, lock_text
 from minitrain.core.provenance import code_sha256, provenance
-from minitrain.report.studied import since_then
+from minitrain.report.study_results import since_then
 from studies.label import label, label_of_study, main
 from studies.results import made_by_pipeline, measured_in
 

@@ -10,7 +10,7 @@ from fork_server import ForkServer
 from torch import Tensor, nn
 from transformers import BertConfig, BertForMaskedLM
 
-from minitrain.check.check import check_data_parallel
+from minitrain.check.data_parallel import check_data_parallel
 from minitrain.core.errors import EvidenceError
 from minitrain.harness import launcher
 

@@ -23,7 +23,7 @@ LIMIT = 1 << 20
 # the library, and what torch imports when a model is first wrapped or sharded
 SLOW_TO_IMPORT = [
     "minitrain.train.run",
-    "minitrain.check.check",
+    "minitrain.check.data_parallel",
     "torch._dynamo",
     "torch._inductor.config",
     "torch.distributed.fsdp",

@@ -13,7 +13,7 @@ from minitrain.core.arms import baseline_arms
 from minitrain.core.files import write_json
 from minitrain.report.facts import Facts
 from minitrain.report.publish import manifest, summary
-from minitrain.report.studied import BYTES, DISTANCES, Hosts, Ladder
+from minitrain.report.study_results import BYTES, DISTANCES, Hosts, LadderStudy
 
 # the keys of manifest.json in the order of the contract
 CONTRACT = [
@@ -81,7 +81,7 @@ def arms(world_sizes: list[int], **speeds: float) -> dict[str, float]:
     known = SPEEDS | given
     return {
         arm.name: known.get(
-            arm.name, known[arm.twin_of or arm.name.removesuffix("-timed")]
+            arm.name, known[arm.repeat_of or arm.name.removesuffix("-timed")]
         )
         for arm in baseline_arms(world_sizes)
     }
@@ -220,10 +220,10 @@ HOSTS = pd.DataFrame(
 )
 
 
-def studied(**changes: Any) -> Ladder:
+def studied(**changes: Any) -> LadderStudy:
     """The ladder of the study, with the current code, model and machine."""
     made = {"table": studied_ladder(), "origin": origin(), "model": MODEL}
-    return Ladder(**made | {"since": UNCHANGED} | changes)
+    return LadderStudy(**made | {"since": UNCHANGED} | changes)
 
 
 def hosts(**changes: Any) -> Hosts:

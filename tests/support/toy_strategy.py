@@ -5,13 +5,13 @@ from collections.abc import Sequence
 import torch.distributed as dist
 from torch import Tensor
 
-from minitrain.sync.explicit import Flat
+from minitrain.sync.after_backward import Flat
 
 
 class ThroughRankZero(Flat):
     """Rank 0 adds everything up, in the order of the ranks, and tells the others."""
 
-    def exchange(self, flat: Tensor) -> None:
+    def sum_over_ranks(self, flat: Tensor) -> None:
         rank = dist.get_rank(self.group)
         everyone = [flat.new_empty(flat.shape) for _ in range(self.world_size)]
         dist.gather(flat, everyone if rank == 0 else None, group=self.group)

@@ -23,7 +23,7 @@ from thorough import thorough_after
 from torch import Tensor, nn
 from waiting import GENEROUS_S
 
-from minitrain.check.check import examine
+from minitrain.check.data_parallel import examine
 from minitrain.check.trial import run_ranks
 from minitrain.comm import sockets
 from minitrain.comm.groups import distributed
@@ -196,13 +196,13 @@ def test_a_bucket_is_reduced_when_its_values_are_on_the_rank(overlap: bool) -> N
 def a_share_is_dropped(worker: Worker) -> None:
     if worker.rank == 1:
         sync: Any = worker.sync
-        right = sync.exchange
+        right = sync.sum_over_ranks
 
-        def exchange(bucket: Any) -> Any:
+        def sum_over_ranks(bucket: Any) -> Any:
             bucket.buffer().zero_()
             return right(bucket)
 
-        sync.exchange = exchange
+        sync.sum_over_ranks = sum_over_ranks
 
 
 def a_leader_sends_only_its_own(worker: Worker) -> None:

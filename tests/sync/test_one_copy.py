@@ -18,7 +18,7 @@ from thorough import thorough_after
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from minitrain.check.check import examine
+from minitrain.check.data_parallel import examine
 from minitrain.check.trial import run_ranks
 from minitrain.comm import sockets
 from minitrain.comm.groups import distributed

@@ -17,7 +17,7 @@ from subjects import MODELS, make_run
 from thorough import thorough_after
 from torch import Tensor, nn
 
-from minitrain.check.check import check_data_parallel, examine
+from minitrain.check.data_parallel import check_data_parallel, examine
 from minitrain.check.trial import run_ranks
 from minitrain.comm.groups import distributed
 from minitrain.comm.ring import ring_sum
@@ -29,11 +29,11 @@ from minitrain.harness.launcher import launch
 from minitrain.proof.bits import precision_rung
 from minitrain.proof.evidence import Evidence
 from minitrain.proof.replay import reduction_of
+from minitrain.sync.after_backward import Flat, ReduceScatter
 from minitrain.sync.catalog import STRATEGIES, find_strategy, guarantees_of, name_of
-from minitrain.sync.explicit import Flat, ReduceScatter
+from minitrain.sync.ddp_buckets import StockDDP
 from minitrain.sync.guarantees import Defaults
 from minitrain.sync.sharded import _layers
-from minitrain.sync.stock import StockDDP
 from minitrain.sync.strategy import broadcast
 from minitrain.train.config import RunConfig
 from minitrain.train.worker import Worker
@@ -125,7 +125,7 @@ def test_type_of_what_travels(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
     strategy.factor, strategy.group = 0.5, None
     buffer = torch.tensor([1.0, 1e20])
     bucket = SimpleNamespace(buffer=lambda: buffer)
-    strategy.exchange(bucket).wait()
+    strategy.sum_over_ranks(bucket).wait()
     assert [tensor.dtype for tensor in sent] == [WIRE[name]]
     assert buffer[0] == 0.5
     # beyond float16, within bfloat16
@@ -163,21 +163,21 @@ def wrong_on_rank_1(worker: Worker) -> None:
         return
     sync: Any = worker.sync
     if isinstance(sync, Flat):
-        right: Callable[[Tensor], None] = sync.exchange
+        right: Callable[[Tensor], None] = sync.sum_over_ranks
 
-        def exchange(flat: Tensor) -> None:
+        def sum_over_ranks(flat: Tensor) -> None:
             own = flat.clone()
             right(flat)
             flat.copy_(own)
 
     else:
-        start = sync.exchange
+        start = sync.sum_over_ranks
 
-        def exchange(bucket: GradBucket) -> Any:
+        def sum_over_ranks(bucket: GradBucket) -> Any:
             own = bucket.buffer().clone()
             return start(bucket).then(lambda _: own)
 
-    sync.exchange = exchange
+    sync.sum_over_ranks = sum_over_ranks
 
 
 def twice_on_all_ranks(worker: Worker) -> None:
@@ -189,8 +189,8 @@ def twice_on_all_ranks(worker: Worker) -> None:
 def gradients_forgotten(worker: Worker) -> None:
     """Every rank throws away what it has computed."""
     sync: Any = worker.sync
-    start = sync.exchange
-    sync.exchange = lambda bucket: start(bucket).then(lambda f: f.value().zero_())
+    start = sync.sum_over_ranks
+    sync.sum_over_ranks = lambda bucket: start(bucket).then(lambda f: f.value().zero_())
 
 
 def never_steps(worker: Worker) -> None:
@@ -494,14 +494,14 @@ def test_reduce_scatter_of_older_torch(
     with distributed():
         sync = ReduceScatter(nn.Linear(3, 1), Defaults())
         flat = torch.arange(5.0)
-        sync.exchange(flat)
+        sync.sum_over_ranks(flat)
     assert torch.equal(flat, torch.arange(5.0))
 
 
 def test_strategy_from_outside_that_is_right_or_wrong() -> None:
     class Forgets(find_strategy("toy_strategy:ThroughRankZero")):  # type: ignore
-        def exchange(self, flat: Tensor) -> None:
-            super().exchange(flat)
+        def sum_over_ranks(self, flat: Tensor) -> None:
+            super().sum_over_ranks(flat)
             flat[-1] = 0
 
     class Skips(find_strategy("toy_strategy:ThroughRankZero")):  # type: ignore

@@ -8,9 +8,9 @@ import pytest
 from subjects import Bigrams, make_run
 from torch import Tensor, nn
 
-from minitrain.check.check import examine
+from minitrain.check.data_parallel import examine
 from minitrain.sync.catalog import find_strategy
-from minitrain.sync.stock import StockDDP
+from minitrain.sync.ddp_buckets import StockDDP
 from minitrain.train.eval_pass import is_torchs_ddp
 from minitrain.train.worker import Worker
 
@@ -73,4 +73,4 @@ def test_strategy_made_of_ddp_is_not_held_to_it() -> None:
     assert is_torchs_ddp(find_strategy("zero1"))
     for name in ("flat", "shm", "fp16_compress", "powersgd", "fsdp", "invariant"):
         assert not is_torchs_ddp(find_strategy(name)), name
-    assert not is_torchs_ddp(type("", (StockDDP,), {"exchange": lambda *_: None}))
+    assert not is_torchs_ddp(type("", (StockDDP,), {"sum_over_ranks": lambda *_: None}))

@@ -68,7 +68,7 @@ def test_model_data_code_and_ranks_are_in_it(
     monkeypatch.setattr(identity, "PACKAGE", code)
     (code / "report" / "words.py").write_text("")
     assert difference(one, of(params, two)) == ""
-    (code / "sync" / "explicit.py").write_text("")
+    (code / "sync" / "after_backward.py").write_text("")
     assert difference(one, of(params, two)).startswith("minitrain's code = ")
     # so that two runs have two folders
     folders = {
@@ -84,7 +84,8 @@ def test_files_that_a_user_names_are_in_it(
 ) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     mine = tmp_path / "my_strategy.py"
-    code = "from minitrain.sync.explicit import Flat\n\nclass Mine(Flat):\n    pass\n"
+    code = "from minitrain.sync.after_backward import Flat\n\n"
+    code += "class Mine(Flat):\n    pass\n"
     mine.write_text(code)
     beside = tmp_path / "model"
     beside.mkdir()

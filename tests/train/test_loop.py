@@ -36,8 +36,8 @@ from minitrain.proof.evidence import Evidence
 from minitrain.proof.forward import DRAWS, NORMALIZES, forward_of
 from minitrain.proof.ladder import ladder as all_rungs
 from minitrain.proof.ladder import own_rungs
+from minitrain.sync.ddp_buckets import StockDDP
 from minitrain.sync.guarantees import DEFAULTS
-from minitrain.sync.stock import StockDDP
 from minitrain.sync.strategy import BucketEvent, SyncTrace, Traffic
 from minitrain.train import run as of_rank
 from minitrain.train.clock import Row

@@ -64,7 +64,7 @@ class Delays:
         first.register_hook(lambda _: late("backward_compute_ms"))
         sync: Any = worker.sync
         # the model has one bucket
-        sync.exchange = delayed("comm_exposed_ms", sync.exchange)
+        sync.sum_over_ranks = delayed("comm_exposed_ms", sync.sum_over_ranks)
         step: Any = worker
         step.step = delayed("optimizer_ms", worker.step)
 

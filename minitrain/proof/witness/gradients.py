@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from minitrain.proof.witness.mean import CLOSE, FINE, Asked, ask
+from minitrain.proof.witness.mean import FINE, MEAN_TOLERANCE, Asked, ask
 from minitrain.proof.witness.passes import (
     SIXTEEN_BITS,
     Computer,
@@ -183,7 +183,7 @@ def _right(
             return whole, True
     whole = computer.exact(state, [[computer.batch_of(step)]], evaluate=False)
     shares = computer.exact(state, computer.groups_of(step), evaluate=False)
-    alone = shares.far_from(whole) <= CLOSE[computer.type]
+    alone = shares.far_from(whole) <= MEAN_TOLERANCE[computer.type]
     return (whole if alone else shares), alone
 
 

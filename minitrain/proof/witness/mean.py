@@ -17,7 +17,7 @@ from minitrain.proof.witness.record import Rung, Tensors, cuts, rung
 
 # anything but a mean of its samples is farther away; a model that computes partly in
 # float32 comes as close as 2e-7
-CLOSE = {torch.float64: 1e-6, torch.float32: 1e-3}
+MEAN_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
 # verdicts are literals on purpose: the witness shares no code with what it checks
 FINE = "within tolerance"
 # number of slices whose weights a message shows, and of buffers that it names
@@ -109,12 +109,12 @@ def ask(
     drew, apart = whole.drew or shares.drew, shares.far_from(whole)
     if not (whole.is_finite() and shares.is_finite()):
         found = rung("breach", "the loss or its gradient is not finite")
-    elif apart <= CLOSE[computer.type]:
+    elif apart <= MEAN_TOLERANCE[computer.type]:
         found = rung(FINE, "a batch is the mean of its slices", apart)
     else:
         counts = [float(task.count(part)) for (part,) in parts]
         each = [exact(part) for part in parts]
-        wrong = _wrong_weights(whole, each, counts, CLOSE[computer.type])
+        wrong = _wrong_weights(whole, each, counts, MEAN_TOLERANCE[computer.type])
         if wrong:
             why = f"slices of the batch of step {step} have the weights {wrong}"
             why = f"the loss is not a mean over the targets: {why}"
@@ -173,7 +173,7 @@ def buffers_rung(computer: Computer) -> Rung | None:
     more = ", ..." if apart[SHOWN_BUFFERS:] else ""
     named = f"{', '.join(apart[:SHOWN_BUFFERS])}{more}"
     gap = other.far_from(one)
-    if gap <= CLOSE[computer.type]:
+    if gap <= MEAN_TOLERANCE[computer.type]:
         return rung(FINE, f"the loss does not depend on {named}", gap)
     why = f"the loss depends on {named}, which each rank's samples change"
     return rung("not run", why, gap)

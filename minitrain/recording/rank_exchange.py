@@ -25,7 +25,7 @@ from minitrain.core.errors import EvidenceError
 from minitrain.core.printable import note as print_note
 from minitrain.recording.alarm import Alarm, against, page_on, unlike
 from minitrain.recording.format import Row, line_of
-from minitrain.recording.rules import Judge, place
+from minitrain.recording.rules import Judge, position_of
 
 # Keys in the store, by rank R, and number N of the meeting or row:
 #   at R            [N, place]: the last meeting to which R came. Read to decide
@@ -125,7 +125,7 @@ class Meetings:
         return None
 
 
-class Watch:
+class RankExchange:
     """Exchange of rows between ranks while they record. All ranks construct it at one
     point of the run, where they wait for each other, and send rows in the same order.
 
@@ -283,7 +283,7 @@ class Watch:
                 if store.add(f"heard {number}", 1) == num_readers:
                     store.delete_key(f"heard {number}")
                     store.delete_key(key)
-            self._step, self._last_place = _step_of(row), place(row)
+            self._step, self._last_place = _step_of(row), position_of(row)
             self._sent.popleft()
             if self._judge.is_apart:
                 # for good: no more rows are compared
@@ -304,7 +304,9 @@ class Watch:
             behind = [n for n, one in enumerate(rows) if not self._store.check([one])]
             # rows that were judged have been deleted
             if behind and not self._store.check([f"judged {number}"]):
-                what = f"did not come to {place(row)} within {self.timeout_s:g} s; "
+                what = (
+                    f"did not come to {position_of(row)} within {self.timeout_s:g} s; "
+                )
                 what += f"last heard of: {heard}"
                 # no alarm at the end: a rank may still save, or evaluate
                 is_end = row["kind"] == "end"
@@ -313,7 +315,7 @@ class Watch:
                 cause = f"{cause}pair other batches" if is_end else ""
                 step = _step_of(row)
                 return [Alarm("ranks", step, what, cause, behind, severe=not is_end)]
-            heard = place(row)
+            heard = position_of(row)
         return []
 
     def _report(self, found: Iterable[Alarm]) -> None:

@@ -98,7 +98,7 @@ def _is_changed(root: Path, path: str, lock: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Ladder(Studied):
+class LadderStudy(Studied):
     """Study of the checks (the ladder) with more processes, optimizers and dtypes."""
 
     @cached_property

@@ -19,10 +19,17 @@ from recorded_rows import headers, own_of, rows_of
 from minitrain.comm.groups import distributed
 from minitrain.comm.torch_private import HashStore
 from minitrain.harness.launcher import launch
-from minitrain.recording import watch
+from minitrain.recording import rank_exchange
 from minitrain.recording.alarm import Alarm
 from minitrain.recording.format import line_of
-from minitrain.recording.watch import PIECE, Meetings, Watch, _delete, _get, _put
+from minitrain.recording.rank_exchange import (
+    PIECE,
+    Meetings,
+    RankExchange,
+    _delete,
+    _get,
+    _put,
+)
 
 # far above what two ranks need on a busy machine, and what a test waits for in vain
 SOON_S, TIMEOUT_S = 20.0, 1.0
@@ -30,13 +37,13 @@ Row = dict[str, Any]
 
 
 class Heard:
-    """A rank's watch, and the lines that it was told."""
+    """A rank's exchange, and the lines that it was told."""
 
     def __init__(self, timeout_s: float, attempt: int = 0) -> None:
         self.lines: list[str] = []
-        self.watch = Watch(timeout_s, raises=False, attempt=attempt)
-        self.watch.write = self.write
-        self.watch.tell(self.watch.missing)
+        self.exchange = RankExchange(timeout_s, raises=False, attempt=attempt)
+        self.exchange.write = self.write
+        self.exchange.tell(self.exchange.missing)
         self.rank = dist.get_rank()
 
     def write(self, line: bytes) -> None:
@@ -51,10 +58,10 @@ class Heard:
         self.send_row(row | long | values)
 
     def send_row(self, row: Row) -> None:
-        self.watch.send(row, line_of(row))
+        self.exchange.send(row, line_of(row))
 
     def look(self, wait_s: float = SOON_S) -> list[str]:
-        self.watch.look(wait_s)
+        self.exchange.look(wait_s)
         found, self.lines = self.lines, []
         return found
 
@@ -66,8 +73,8 @@ def heard(timeout_s: float = SOON_S) -> Iterator[Heard]:
         try:
             yield one
         finally:
-            one.watch.close()
-            one.watch.close()
+            one.exchange.close()
+            one.exchange.close()
 
 
 def sends_and_goes_on(world_size: int) -> list[list[str]]:
@@ -81,7 +88,7 @@ def sends_and_goes_on(world_size: int) -> list[list[str]]:
             dist.all_reduce(mine)
             assert mine.tolist() == [sum(range(world_size))] * 3
         found.append(one.look())
-        assert not one.watch._sent
+        assert not one.exchange._sent
         return found
 
 
@@ -92,12 +99,12 @@ def starts_again(world_size: int) -> list[str]:
         if rank == 1:
             one.send(0)
         dist.barrier()
-        watch._numbers = count()
+        rank_exchange._numbers = count()
         one = Heard(SOON_S, attempt=1)
         for turn in range(world_size):
             if turn == rank:
                 one.send(3)
-                one.watch.look()
+                one.exchange.look()
             dist.barrier()
         return one.look()
 
@@ -143,7 +150,7 @@ def late_by_a_second() -> tuple[float, list[str], int]:
         for step in range(3):
             one.send(step)
             one.look(0)
-        took, waiting = time.monotonic() - begin, len(one.watch._sent)
+        took, waiting = time.monotonic() - begin, len(one.exchange._sent)
         return took, one.look(), waiting
 
 
@@ -160,14 +167,14 @@ def goes_on_without(last: bool) -> tuple[list[str], list[str], list[str]]:
         send = (lambda: one.send_row(end)) if last else (lambda: one.send(1))
         if one.rank == 0:
             send()
-            one.watch.look(TIMEOUT_S + 0.1)
+            one.exchange.look(TIMEOUT_S + 0.1)
         found, again = one.look(0), one.look(0)
         dist.barrier()
         if one.rank == 1:
             # it was late, and comes
             send()
         later = one.look()
-        assert not one.watch._sent
+        assert not one.exchange._sent
         return found, again, later
 
 
@@ -186,7 +193,7 @@ def judge_is_late() -> tuple[list[str], str]:
         one.send(0)
         if one.rank == 1:
             one.send(1)
-            one.watch.look(TIMEOUT_S + 0.1)
+            one.exchange.look(TIMEOUT_S + 0.1)
         dist.barrier()
         if one.rank == 0:
             one.send(1)
@@ -209,7 +216,7 @@ def sends_and_does_not_look() -> list[str]:
         if one.rank == 1:
             # the one that is to judge does not either
             time.sleep(TIMEOUT_S + 0.2)
-            one.watch.look()
+            one.exchange.look()
         dist.barrier()
         return one.look()
 
@@ -224,8 +231,8 @@ def does_not_begin() -> tuple[float, list[str], bool]:
         if rank == 0:
             one = Heard(TIMEOUT_S)
             one.send(0)
-            lines, has_all = one.look() + one.look(), one.watch.has_all
-            one.watch.close()
+            lines, has_all = one.look() + one.look(), one.exchange.has_all
+            one.exchange.close()
         took = time.monotonic() - begin
         dist.barrier()
         return took, lines, has_all
@@ -266,18 +273,18 @@ def several(rounds: int) -> list[int]:
             one.send(number)
             group = dist.new_group([0, 1])
             one.look()
-            assert not one.watch._sent
-            one.watch.close()
+            assert not one.exchange._sent
+            one.exchange.close()
             dist.all_reduce(torch.zeros(1), group=group)
         last = Heard(SOON_S)
         last.send(0)
     # after the run left its groups
     last.send(1)
     last.look()
-    return len(last.watch._sent)
+    return len(last.exchange._sent)
 
 
-def test_one_watch_after_another_beside_groups_of_the_run() -> None:
+def test_one_exchange_after_another_beside_groups_of_the_run() -> None:
     assert launch(several, 2, 3) == [0, 0]
 
 

@@ -23,7 +23,7 @@ from minitrain.sync.strategy import (
 
 class Flat(Strategy):
     """Strategy with an all-reduce of all gradients after backward, in one buffer per
-    dtype. Subclasses override :meth:`exchange` (the sum) or :meth:`buckets`.
+    dtype. Subclasses override :meth:`sum_over_ranks` (the sum) or :meth:`buckets`.
     """
 
     guarantees: ClassVar[Guarantees] = GUARANTEES["flat"]
@@ -38,7 +38,7 @@ class Flat(Strategy):
         """
         return names_by_type(self._trained)
 
-    def exchange(self, flat: Tensor) -> None:
+    def sum_over_ranks(self, flat: Tensor) -> None:
         """Replace ``flat`` (n,), the gradients of one bucket, by the sum over the
         ranks, in place. If the strategy averages, ``flat`` is already divided by the
         world size. Collective.
@@ -59,7 +59,7 @@ class Flat(Strategy):
             event.num_bytes = flat.nbytes
             if self.guarantees.averages:
                 flat.mul_(1.0 / self.world_size)
-            self.exchange(flat)
+            self.sum_over_ranks(flat)
             for name, part in zip(names, flat.split(sizes), strict=True):
                 # a view with the gradient's own strides
                 like, start = self._gradient(name), part.storage_offset()
@@ -98,7 +98,7 @@ class ReduceScatter(Flat):
     one of W equal shares of the buffer, which is padded.
     """
 
-    def exchange(self, flat: Tensor) -> None:
+    def sum_over_ranks(self, flat: Tensor) -> None:
         share = -(-flat.numel() // self.world_size)
         padded = flat.new_zeros(share * self.world_size)
         padded[: flat.numel()] = flat

@@ -31,11 +31,11 @@ class StockDDP(Strategy):
     ``timed`` adds a communication hook, which does not change bits and records when
     each bucket was complete and when it was reduced. If ``tuning.overlap`` is False, no
     bucket is reduced before the last one is complete. Subclasses override
-    :meth:`exchange` to sum in another way.
+    :meth:`sum_over_ranks` to sum in another way.
     """
 
     guarantees: ClassVar[Guarantees] = GUARANTEES["ddp"]
-    # True if :meth:`exchange` differs from DDP without a hook
+    # True if :meth:`sum_over_ranks` differs from DDP without a hook
     needs_hook: ClassVar[bool] = False
     # True if gradients live in the buckets, which saves copies
     bucket_views: ClassVar[bool] = False
@@ -65,7 +65,7 @@ class StockDDP(Strategy):
                 alive, lambda sync, bucket: sync.on_bucket(bucket)
             )
 
-    def exchange(self, bucket: GradBucket) -> Reduced:
+    def sum_over_ranks(self, bucket: GradBucket) -> Reduced:
         """Hook: start to reduce ``bucket``, and return a future of the result (n,)."""
         buffer = bucket.buffer().mul_(self.factor)
         work = dist.all_reduce(buffer, group=self.group, async_op=True)
@@ -134,7 +134,7 @@ class StockDDP(Strategy):
             event.done_ns = None if on_gpu else time.perf_counter_ns()
             return future.value()
 
-        return self.exchange(bucket).then(reduced)
+        return self.sum_over_ranks(bucket).then(reduced)
 
     def _start_late(self) -> None:
         late, self._late = self._late, []

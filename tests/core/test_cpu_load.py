@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from minitrain.analysis.busy import MAX_SPREAD, MAX_TAKEN, why_busy
-from minitrain.core import load
-from minitrain.core.load import Usage, load_of
+from minitrain.core import cpu_load
+from minitrain.core.cpu_load import Usage, load_of
 
 
 def stat(*cores: tuple[int, int]) -> str:
@@ -26,10 +26,12 @@ def proc_stat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Readings of three cores, of which this process may use the first two."""
     path = tmp_path / "stat"
     path.write_text(stat((10, 1), (20, 2), (90, 90)))
-    monkeypatch.setattr(load, "PROC_STAT", path)
-    monkeypatch.setattr(load.os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
-    monkeypatch.setattr(load.os, "sysconf", lambda _: 100)
-    monkeypatch.setattr(load, "usable_cores", lambda: 2)
+    monkeypatch.setattr(cpu_load, "PROC_STAT", path)
+    monkeypatch.setattr(
+        cpu_load.os, "sched_getaffinity", lambda _: {0, 1}, raising=False
+    )
+    monkeypatch.setattr(cpu_load.os, "sysconf", lambda _: 100)
+    monkeypatch.setattr(cpu_load, "usable_cores", lambda: 2)
     return path
 
 
@@ -57,7 +59,7 @@ def test_load_by_hand(proc_stat: Path) -> None:
 def test_what_cannot_be_read_is_unknown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(load, "PROC_STAT", tmp_path / "none")
+    monkeypatch.setattr(cpu_load, "PROC_STAT", tmp_path / "none")
     found = load_of([Usage.now().since(Usage.now())])
     assert (found["others_share"], found["steal_share"]) == (None, None)
     for unknown in (found, None):
@@ -82,7 +84,7 @@ def test_limits(others: float, steal: float, spread: float, why: str | None) -> 
 
 
 def measured_s(seconds: float) -> Usage:
-    """Compute for some time; return this process's usage and view of the load."""
+    """Compute for some time; return this process's usage and view of the cpu_load."""
     before = Usage.now()
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
@@ -90,11 +92,11 @@ def measured_s(seconds: float) -> Usage:
     return Usage.now().since(before)
 
 
-@pytest.mark.skipif(not load.PROC_STAT.exists(), reason="Linux only")
+@pytest.mark.skipif(not cpu_load.PROC_STAT.exists(), reason="Linux only")
 def test_machine_whose_cores_are_taken_is_named() -> None:
     # one busy process per core
     burn = "import time\nend = time.time() + 60\nwhile time.time() < end: pass"
-    count = load.usable_cores()
+    count = cpu_load.usable_cores()
     burning = [subprocess.Popen([sys.executable, "-c", burn]) for _ in range(count)]
     try:
         time.sleep(0.3)
@@ -108,7 +110,7 @@ def test_machine_whose_cores_are_taken_is_named() -> None:
     assert "other processes used" in str(why_busy(found, 0.0))
 
 
-@pytest.mark.skipif(not load.PROC_STAT.exists(), reason="Linux only")
+@pytest.mark.skipif(not cpu_load.PROC_STAT.exists(), reason="Linux only")
 def test_computing_of_children_is_own_where_it_is_asked_for() -> None:
     """As in a study that starts ranks and waits for their exit."""
     burn = "import time\nwhile time.process_time() < 1: pass"
