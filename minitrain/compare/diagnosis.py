@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from minitrain.compare.difference import UNKNOWN, Cause, Difference, What, Why, why
-from minitrain.compare.gradient_causes import (
-    cause_in_buffers,
+from minitrain.compare.fitted_weights import (
     cause_in_factors,
     missing_in,
     multiple,
@@ -22,6 +21,7 @@ from minitrain.compare.gradient_causes import (
     scaled,
 )
 from minitrain.compare.limits import CLOSE
+from minitrain.compare.step_causes import cause_in_buffers
 from minitrain.proof.evidence import Rows, first_difference, of_kind
 from minitrain.recording.sketches import combination
 
@@ -149,7 +149,7 @@ def cause_in_run_gradients(
 ) -> Why:
     """Return why the synchronized gradients of ``ranks`` are wrong. They are fitted as
     a weighted sum of the ranks' own gradients; the weights show the cause. (For
-    recordings: gradient_causes.cause_in_run_gradients.)
+    recordings: gradient_causes.cause_in_gradients.)
     """
     wanted = flat(values.replay["gradients"])
     found = {rank: flat(values.ranks[rank]["gradients"]) for rank in ranks}

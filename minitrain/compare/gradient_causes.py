@@ -1,144 +1,37 @@
-"""Causes of a difference in gradients, found by its pattern.
+"""Causes of a difference in gradients, tried in order.
 
-Both the wrong and the right gradient (from a replay or the other recording) are fitted
-as a weighted sum of the ranks' own gradients, from before the all-reduce. Most faults
-show in the weights (factors) of these fits. ``place`` is a step in A and B (StepPair).
+``place`` is a step in A and B (StepPair). Causes that show in the weights of ranks or
+micro-batches are in fitted_weights.py.
 """
 
-from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import accumulate
-from statistics import fmean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
-from minitrain.compare.align import RowsByRank, StepPair, same_samples, samples
+from minitrain.compare.align import StepPair, same_samples, samples
 from minitrain.compare.difference import UNKNOWN, Cause, Why, why
 from minitrain.compare.distances import Distance
+from minitrain.compare.fitted_weights import (
+    CLOSE_FACTORS,
+    cause_in_weights,
+    factor_of_mean,
+    multiple,
+    reduced,
+    scaled,
+)
 from minitrain.compare.limits import CLOSE, LOW_PRECISION
 from minitrain.recording.alarm import Row, in_ranks
-from minitrain.recording.sketches import (
-    Fit,
-    common,
-    comparable,
-    fit,
-    joined,
-    sketches,
-    vector,
-)
+from minitrain.recording.sketches import Fit, common, fit, vector
 
-# largest relative error of fitted factors, which are less exact than the residual
-CLOSE_FACTORS = 10 * CLOSE
 # largest relative distance of two estimates of one factor
 SAME_FACTOR = 0.01
-# Two sums of factors count as equal if they differ by at most this share of what
-# unequal numbers of targets would make of them (see _adds_up).
-SAME_SUM = 0.25
-# the mean of the ranks does not fit if this share of its residual still exceeds CLOSE
-CLEARLY_WORSE = 0.1
 
 
-def multiple(factor: float, world_size: int, close: float = CLOSE) -> Cause | None:
-    """Return SUMMED if ``factor`` is ``world_size``, AVERAGED_TWICE if it is its
-    inverse, up to a relative error of ``close``; None otherwise, and for one rank.
-    """
-    if world_size > 1 and abs(factor / world_size - 1) < close:
-        return Cause.SUMMED
-    if world_size > 1 and abs(factor * world_size - 1) < close:
-        return Cause.AVERAGED_TWICE
-    return None
-
-
-def scaled(factor: float, cause: Cause | None = None, **facts: Any) -> Why:
-    """Return the Why for gradients that are all ``factor`` times as large: ``cause``,
-    or by default SCALED; ``facts``: more facts of the cause, such as ``side``.
-    """
-    facts = {"factor": factor, "of": "as large"} | facts
-    return why(cause or Cause.SCALED, **facts)
-
-
-def rate_by_size(
-    factor: float, world_sizes: tuple[int, int], sides: Sequence[str] = "AB"
-) -> Why | None:
-    """Return the cause if a run multiplies or divides its learning rate by its number
-    of processes, else None. ``factor``: the rate of the second run divided by the rate
-    of the first; ``sides``: the names of the runs.
-    """
-    causes = {
-        Cause.SUMMED: Cause.RATE_MULTIPLIED,
-        Cause.AVERAGED_TWICE: Cause.RATE_DIVIDED,
-    }
-    for number, times in ((1, factor), (0, 1 / factor if factor else 0.0)):
-        if by := multiple(times, world_sizes[number]):
-            return why(causes[by], side=sides[number])
-    return None
-
-
-def cause_in_factors(
-    factors: Sequence[float],
-    right: Sequence[float],
-    sides: tuple[str, str],
-    means: Cause = Cause.MEANS,
-) -> Why | None:
-    """Return why the terms of a gradient (from ranks or micro-batches) have wrong
-    weights; None if they are right, or no pattern fits. ``factors``: weights in the
-    gradient that may be wrong; ``right``: in the right gradient, or for recordings in
-    the other run. ``sides``: names of the two runs; ``means``: the cause to return if
-    all terms have the same weight and should not. (diagnosis.py uses it for runs.)
-    """
-    side, other = sides
-    if _evenness(right) <= CLOSE_FACTORS or _are_alike(
-        [factor / wanted for factor, wanted in zip(factors, right, strict=True)]
-    ):
-        return None
-    if _are_alike(factors):
-        return why(means, side=side) if _adds_up(factors, right) else None
-    if _are_alike(right) and _adds_up(right, factors):
-        return why(means, side=other)
-    return why(Cause.WEIGHTS, side=side)
-
-
-def missing_in(factors: Sequence[float], right: Sequence[float]) -> list[int]:
-    """Return the indices of the terms that are missing in a sum: their factors are
-    about zero, and the ``right`` ones are not.
-    """
-    least = [CLOSE_FACTORS * max(map(abs, one)) for one in (factors, right)]
-    pairs = enumerate(zip(factors, right, strict=True))
-    return [r for r, (x, y) in pairs if abs(x) <= least[0] and abs(y) > least[1]]
-
-
-def _evenness(factors: Sequence[float]) -> float:
-    return min(map(abs, factors)) / max(map(abs, factors))
-
-
-def _are_alike(factors: Sequence[float]) -> bool:
-    return max(factors) - min(factors) < CLOSE_FACTORS * max(map(abs, factors))
-
-
-def _adds_up(factors: Sequence[float], right: Sequence[float]) -> bool:
-    # If each term is the mean over its own targets, both kinds of factors add up to
-    # the same. Terms of a sum over all targets have factors that add up to more, by
-    # the variance of the numbers of targets.
-    if min(map(abs, factors)) == 0:
-        return False
-    ratios = [wanted / factor for wanted, factor in zip(right, factors, strict=True)]
-    middle = fmean(ratios)
-    spread = fmean((ratio / middle - 1) ** 2 for ratio in ratios)
-    return abs(sum(right) / sum(factors) - 1) < SAME_SUM * spread
-
-
-def cause_in_buffers(ranks: Sequence[int], world_size: int) -> Why:
-    """Return why buffers differ on ``ranks`` while gradients and parameters agree."""
-    if ranks and 0 not in ranks and world_size > 1:
-        return why(Cause.BUFFERS_NOT_BROADCAST)
-    return UNKNOWN
-
-
-def cause_in_gradients(place: StepPair, found: Distance, here: bool) -> Why:
+def cause_in_gradients(place: StepPair, found: Distance, agreed_before: bool) -> Why:
     """Return why gradients are beyond the limits at ``place``; ``found``: their
-    distance; ``here``: the weights agreed before this step. (For runs: see diagnosis.)
+    distance; ``agreed_before``: the parameters agreed before this step. (For runs: see
+    diagnosis.)
 
     The causes are tried in this order, as each may produce the patterns of later ones:
     no gradient, not finite, not zeroed, random numbers, the ranks' own gradients, one
@@ -157,21 +50,21 @@ def cause_in_gradients(place: StepPair, found: Distance, here: bool) -> Why:
         return why(Cause.KEPT, side="B" if kept[1] else "A")
     if place.draws_otherwise:
         return why(Cause.DRAWN)
-    in_own = cause_in_own(place) if place.same_size and here else None
-    if in_own and in_own.own:
-        weighted = _by_shares(place, found, names)
+    own = compare_own(place) if place.same_size and agreed_before else None
+    if own and own.ranks:
+        weighted = cause_in_weights(place, found, names)
         # wrong weights, if they are applied to the loss, change own gradients as well
         means = (Cause.MEANS, Cause.MEANS_OF_PASSES)
-        return weighted if weighted and weighted.cause in means else in_own
+        return weighted if weighted and weighted.cause in means else own.why
     whole = fit(theirs, [ours])
     if whole and is_multiple(whole, LOW_PRECISION[1]):
         return replace(_by_factor(whole[0][0], place), same_samples=True)
-    if cause := _by_shares(place, found, names):
+    if cause := cause_in_weights(place, found, names):
         return cause
-    if not here:
+    if not agreed_before:
         return why(Cause.BETWEEN)
-    # unless ``in_own`` is None, own gradients were compared and agree: see above
-    return _by_distance(place, found, in_own is not None)
+    # unless ``own`` is None, own gradients were compared and agree: see above
+    return _by_distance(place, found, own is not None)
 
 
 def is_multiple(fitted: Fit, close: float = CLOSE) -> bool:
@@ -209,7 +102,7 @@ def _by_distance(place: StepPair, found: Distance, own_alike: bool) -> Why:
         return why(Cause.BATCH_NORM)
     if LOW_PRECISION[0] <= found.whole <= LOW_PRECISION[1]:
         if own_alike and max(place.world_sizes) > 1:
-            return _reduced("A or B")
+            return reduced("A or B")
         return replace(why(Cause.LOWER), own_alike=own_alike)
     if own_alike:
         return why(Cause.PUT_TOGETHER)
@@ -220,14 +113,16 @@ def _by_distance(place: StepPair, found: Distance, own_alike: bool) -> Why:
     return UNKNOWN
 
 
-def _reduced(side: str) -> Why:
-    return why(Cause.REDUCED, side=side, dtype="16 bits?")
+class OwnGradients(NamedTuple):
+    """The ``ranks`` whose own gradients differ, from before the reduction, and why."""
+
+    ranks: tuple[int, ...]
+    why: Why
 
 
-def cause_in_own(place: StepPair) -> Why | None:
-    """Return why the ranks' own gradients, before any reduction, differ: None if they
-    are not comparable (not recorded, or a rank reads other samples); a Why with an
-    empty ``own`` if they agree; else one with the ranks in ``own``.
+def compare_own(place: StepPair) -> OwnGradients | None:
+    """Compare the ranks' own gradients. Return None if they are not comparable: not
+    recorded, or a rank reads other samples.
     """
     unlike, factors, size = [], [], 0.0
     for rank, _ in place.pairs:
@@ -245,7 +140,7 @@ def cause_in_own(place: StepPair) -> Why | None:
             unlike.append(rank)
             factors.append(fit(theirs, [ours]))
     if not unlike:
-        return why(Cause.PUT_TOGETHER)
+        return OwnGradients((), UNKNOWN)
     cause = why(Cause.PASS)
     drawn = [r for r in unlike if drawn_otherwise(place.a[r], place.b[r])]
     if drawn:
@@ -258,7 +153,7 @@ def cause_in_own(place: StepPair) -> Why | None:
         elif gap <= LOW_PRECISION[1]:
             is_small = gap < LOW_PRECISION[0]
             cause = why(Cause.ROUNDING if is_small else Cause.LOWER)
-    return replace(cause, own=tuple(unlike))
+    return OwnGradients(tuple(unlike), replace(cause, own=tuple(unlike)))
 
 
 def drawn_otherwise(a: Row, b: Row) -> bool:
@@ -273,128 +168,9 @@ def _by_factor(factor: float, place: StepPair) -> Why:
     sides = (("B", place.b, factor), ("A", place.a, 1 / factor))
     for (side, rows, times), ranks in zip(sides, place.world_sizes[::-1], strict=True):
         # the ranks' own gradients, if recorded, decide which run is wrong
-        mean = _factor_of_mean(rows, ranks)
+        mean = factor_of_mean(rows, ranks)
         if mean is not None and abs(mean - times) > SAME_FACTOR * times:
             continue
         if cause := multiple(times, ranks, CLOSE_FACTORS):
             return scaled(factor, cause, side=side)
     return scaled(factor)
-
-
-def _factor_of_mean(rows: RowsByRank, world_size: int) -> float | None:
-    # the gradient as a multiple of the mean of the ranks' own gradients
-    ranks = [rows[rank] for rank in sorted(rows)]
-    together = sketches(ranks, comparable(ranks)) if len(ranks) == world_size else None
-    if together is None:
-        return None
-    factor, rest = together.in_mean()
-    return factor if rest < CLOSE_FACTORS else None
-
-
-class _Side(NamedTuple):
-    """One run: its name, its rows by rank, and the rank whose gradient differs."""
-
-    name: str
-    rows: RowsByRank
-    rank: int
-
-    def gradient(self, names: Sequence[str]) -> Tensor:
-        """Return the sketches of gradients as one vector, as before clipping."""
-        factor = min(1.0, _factor_of_mean(self.rows, len(self.rows)) or 1.0)
-        return vector(self.rows[self.rank], "gradients", names) / factor
-
-
-def _fits(
-    side: _Side, other: _Side, parts: Sequence[Tensor], names: Sequence[str]
-) -> tuple[Fit, Fit] | None:
-    # the gradients of both as combinations of ``parts``, if both can be fitted
-    if len(parts) < 2 or not len(parts[0]):
-        return None
-    mine, theirs = (fit(one.gradient(names), parts) for one in (side, other))
-    return None if mine is None or theirs is None else (mine, theirs)
-
-
-def _by_shares(place: StepPair, found: Distance, names: Iterable[str]) -> Why | None:
-    # fit A and B by the ranks' own gradients of one run, or else by its micro-batches
-    x, y = found.pairs[0]
-    a, b = _Side("A", place.a, x), _Side("B", place.b, y)
-    keeps = [_keep_their_own(side.rows, found.tensor) for side in (b, a)]
-    sides = (b, a), (a, b)
-    for (side, other), keep_own in zip(sides, keeps, strict=True):
-        if cause := _by_ranks(side, other, found, names, keep_own and not all(keeps)):
-            return cause
-    return next(filter(None, (_by_passes(*pair, names) for pair in sides)), None)
-
-
-def _by_ranks(
-    side: _Side, other: _Side, found: Distance, names: Iterable[str], keep_own: bool
-) -> Why | None:
-    rows, rank = side.rows, side.rank
-    sketches_by_rank = [rows[r]["own"] for r in sorted(rows)]
-    held = common(dict.fromkeys(names), *sketches_by_rank)
-    fits = _fits(side, other, [joined(one, held) for one in sketches_by_rank], held)
-    if fits is None:
-        return None
-    (factors, rest), (of_other, other_rest) = fits
-    # if own gradients do not fit the other run, its weights differ: then each rank
-    # should count the same, and only a missing rank shows
-    only_missing_shows = other_rest >= CLOSE
-    of_other = [1.0] * len(sketches_by_rank) if only_missing_shows else of_other
-    if rest < CLOSE and (missing := missing_in(factors, of_other)):
-        mine = rows[rank]["gradients"]
-        is_alone = rank not in missing and len(missing) == len(sketches_by_rank) - 1
-        if is_alone and any(row["gradients"] != mine for row in rows.values()):
-            cause = why(Cause.KEEPS_OWN, side=side.name, ranks=[rank])
-        else:
-            cause = why(Cause.MISSING, side=side.name, ranks=missing)
-        return replace(cause, same_samples=not only_missing_shows)
-    if keep_own:
-        return why(Cause.UNSYNCHRONIZED, side=side.name, tensor=found.tensor)
-    if only_missing_shows:
-        return None
-    sides = side.name, other.name
-    if rest < CLOSE and (weighted := cause_in_factors(factors, of_other, sides)):
-        return replace(weighted, same_samples=True)
-    # a reduction in 16 bits affects most tensors, a missing one only a few
-    most = 2 * found.num_beyond_quick > found.num
-    coarse = LOW_PRECISION[0] <= rest <= LOW_PRECISION[1]
-    return _reduced(side.name) if most and coarse and 10 * other_rest < rest else None
-
-
-def _keep_their_own(rows: RowsByRank, name: str) -> bool:
-    # whether each rank's gradient of a tensor is its own, clipped or not; bits alone
-    # do not show it, since they may differ by rounding
-    ranks = [rows[rank] for rank in sorted(rows)]
-    together = sketches(ranks, [name]) if name in comparable(ranks) else None
-    if together is None:
-        return False
-    fits = map(together.own_in, range(len(ranks)))
-    return all(
-        rest < CLOSE < CLEARLY_WORSE * of_mean and 0 < factor < 1 + CLOSE
-        for factor, rest, of_mean in fits
-    )
-
-
-def _by_passes(side: _Side, other: _Side, names: Iterable[str]) -> Why | None:
-    # fit by the gradients of each backward pass of the ranks
-    of_ranks = [side.rows[rank].get("passes", {}) for rank in sorted(side.rows)]
-    counts = [max(map(len, one.values()), default=0) for one in of_ranks]
-    held = [n for n in names if [len(one.get(n, ())) for one in of_ranks] == counts]
-    parts = [
-        joined({name: one[name][number] for name in held}, held)
-        for one, count in zip(of_ranks, counts, strict=True)
-        for number in range(count)
-    ]
-    fits = _fits(side, other, parts, held) if min(counts) else None
-    if fits is None or max(fits[0][1], fits[1][1]) >= CLOSE:
-        return None
-    factors, of_other = (one for one, _ in fits)
-    ends = [*accumulate(counts)]
-    within = [
-        one[end - count : end]
-        for one in (factors, of_other)
-        for end, count in zip(ends, counts, strict=True)
-    ]
-    means = Cause.MEANS if all(map(_are_alike, within)) else Cause.MEANS_OF_PASSES
-    cause = cause_in_factors(factors, of_other, (side.name, other.name), means)
-    return replace(cause, same_samples=True) if cause else None

@@ -10,7 +10,7 @@ from operator import itemgetter
 
 from minitrain.compare.align import RowsByRank, StepPair, keys_of, rows_at, samples
 from minitrain.compare.difference import Cause, Difference, What, Why, why
-from minitrain.compare.gradient_causes import cause_in_own, drawn_otherwise
+from minitrain.compare.gradient_causes import compare_own, drawn_otherwise
 from minitrain.compare.step_causes import at, buffers_unlike
 from minitrain.core.errors import UserError
 from minitrain.recording.alarm import Row, hashes
@@ -199,11 +199,11 @@ def scale_unlike(place: StepPair) -> Difference | None:
     a loss scaler has not yet divided by its scale, differ by a factor. Requires that
     the gradients after unscaling agree.
     """
-    own = cause_in_own(place) if place.same_size else None
-    if own is None or own.cause != Cause.OWN_SCALED:
+    own = compare_own(place) if place.same_size else None
+    if own is None or own.why.cause != Cause.OWN_SCALED:
         return None
-    much = f"{own.facts['factor']:.6g} times as large before they are unscaled"
-    named = place.named([(rank, rank) for rank in own.own])
+    much = f"{own.why.facts['factor']:.6g} times as large before they are unscaled"
+    named = place.named([(rank, rank) for rank in own.ranks])
     return at(place, What.OWN, why(Cause.SCALER_LOST), much, **named)
 
 

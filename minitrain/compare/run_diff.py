@@ -287,6 +287,7 @@ def _read(folder: Path) -> TrainingRun:
         for row in read_jsonl(require_regular(path)):
             kind, rank = row["kind"], row.get("rank", -1)
             if kind in (BATCH, TENSORS):
+                # these expressions raise if a value is missing or of a wrong type
                 range(row["step"], rank)
                 if kind == BATCH:
                     row["sha256"], range(row["repeated"]), [*row["ranks"]]

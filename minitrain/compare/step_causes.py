@@ -11,11 +11,8 @@ from torch import Tensor
 from minitrain.compare.align import Pair, RowsByRank, StepPair, ratio, samples
 from minitrain.compare.difference import UNKNOWN, Cause, Difference, What, Why, why
 from minitrain.compare.distances import Distance
-from minitrain.compare.gradient_causes import (
-    cause_in_buffers,
-    is_multiple,
-    rate_by_size,
-)
+from minitrain.compare.fitted_weights import rate_by_size
+from minitrain.compare.gradient_causes import is_multiple
 from minitrain.compare.limits import (
     CLOSE,
     CLOSE_ADAPTIVE,
@@ -236,6 +233,13 @@ def also_unlike(place: StepPair) -> Difference | None:
             if a[name] != b[name]:
                 return at(place, What.ALSO, UNKNOWN, "other bits", tensor=name)
     return None
+
+
+def cause_in_buffers(ranks: Sequence[int], world_size: int) -> Why:
+    """Return why buffers differ on ``ranks`` while gradients and parameters agree."""
+    if ranks and 0 not in ranks and world_size > 1:
+        return why(Cause.BUFFERS_NOT_BROADCAST)
+    return UNKNOWN
 
 
 def buffers_unlike(place: StepPair, exact: bool) -> Difference | None:

@@ -33,8 +33,8 @@ from minitrain.recording.rules import Judge, position_of
 #   meeting N came  how many came. The last one at meeting N + 1 deletes both
 #   row N of R      number of pieces, and the row, of R. Rank 0 reads and deletes it
 #   row N of R, piece K  the rest of a row longer than PIECE, stored before the row
-#   judged N        [ranks are apart, number of readers, alarms], of rank 0
-#   heard N         how many have read "judged N". The last one deletes both
+#   judged N        [ranks are at different steps, number of readers, findings]
+#   heard N         number of ranks that have read "judged N"; the last deletes both
 # a TCPStore takes 8 MiB at a time, and cuts the connection of a rank that sends more
 PIECE = 1 << 22
 # recorders of a process are numbered, equally on all ranks
@@ -43,7 +43,7 @@ _numbers = count()
 LEFT = '{"kind": "left"}'
 # keys are most often there at once; a longer wait must not take a core
 POLL_S, FIRST_POLL_S = 0.005, 0.0001
-# None in JSON; a store takes an empty text for a missing key
+# None in JSON, since a store takes an empty text for a missing key
 AGREED = "null"
 ENDS_HERE = "; sharded tensors need all ranks, so the recording ends here"
 
@@ -246,52 +246,59 @@ class RankExchange:
         return Alarm("ranks", self._step, what, ranks=ranks)
 
     def _judge_or_read(self, found: list[Alarm], waits: bool) -> bool:
-        """Handle the rows that are complete, and add new findings to ``found``: rank 0
-        judges them and stores its findings, which the others read. Return true if there
-        is nothing left to wait for.
+        """Handle the rows that are complete, and add new findings to ``found``. Return
+        true if there is nothing left to wait for.
         """
-        store = self._store
+        handle = self._read_findings if self._rank else self._judge_rows
         while self._sent:
             number, row, _ = self._sent[0]
-            rows = [f"row {number} of {rank}" for rank in range(self._world_size)]
-            key = f"judged {number}"
-            if not store.check([key] if self._rank else rows):
+            if not handle(number, row, found):
                 return False
-            if self._rank == 0:
-                sent, more = zip(*[_get(store, one) for one in rows], strict=True)
-                gone = [n for n, one in enumerate(sent) if n and one["kind"] == "left"]
-                if gone:
-                    new, self._judge.is_apart = [self._gone(gone)], True
-                else:
-                    new = self._judge.see([row, *sent[1:]])
-                # keep them now: the store may fail from here on
-                found += new
-                num_readers = self._world_size - 1 - len(gone)
-                if num_readers:
-                    told = [
-                        self._judge.is_apart,
-                        num_readers,
-                        [vars(one) for one in new],
-                    ]
-                    store.set(key, json.dumps(told))
-                for one, num_more in zip(rows, more, strict=True):
-                    _delete(store, one, num_more)
-            else:
-                self._judge.is_apart, num_readers, told = json.loads(store.get(key))
-                found += self._judge.new(Alarm(**one) for one in told)
-                # the last reader deletes it
-                if store.add(f"heard {number}", 1) == num_readers:
-                    store.delete_key(f"heard {number}")
-                    store.delete_key(key)
             self._step, self._last_place = _step_of(row), position_of(row)
             self._sent.popleft()
             if self._judge.is_apart:
                 # for good: no more rows are compared
                 self._sent.clear()
                 self._number = number + 1
-        # the store may end with rank 0, which waits until all have read
-        is_to_stay = waits and self._rank == 0
-        return not (is_to_stay and store.check([f"judged {self._number - 1}"]))
+        # the store may end with rank 0, so at the end it waits until all have read
+        last = f"judged {self._number - 1}"
+        return self._rank > 0 or not waits or not self._store.check([last])
+
+    def _judge_rows(self, number: int, row: Row, found: list[Alarm]) -> bool:
+        # rank 0: judge the rows ``number`` of all ranks, of which ``row`` is its own,
+        # and store the findings for the others; false if a row is missing
+        store = self._store
+        keys = [f"row {number} of {rank}" for rank in range(self._world_size)]
+        if not store.check(keys):
+            return False
+        sent, more = zip(*[_get(store, key) for key in keys], strict=True)
+        gone = [n for n, one in enumerate(sent) if n and one["kind"] == "left"]
+        if gone:
+            new, self._judge.is_apart = [self._gone(gone)], True
+        else:
+            new = self._judge.see([row, *sent[1:]])
+        # keep them now: the store may fail from here on
+        found += new
+        if num_readers := self._world_size - 1 - len(gone):
+            told = [self._judge.is_apart, num_readers, [vars(one) for one in new]]
+            store.set(f"judged {number}", json.dumps(told))
+        for key, num_more in zip(keys, more, strict=True):
+            _delete(store, key, num_more)
+        return True
+
+    def _read_findings(self, number: int, row: Row, found: list[Alarm]) -> bool:
+        # another rank: read what rank 0 found in the rows ``number``; false if it has
+        # not judged them yet
+        store, key = self._store, f"judged {number}"
+        if not store.check([key]):
+            return False
+        self._judge.is_apart, num_readers, told = json.loads(store.get(key))
+        found += self._judge.new(Alarm(**one) for one in told)
+        # the last reader deletes it
+        if store.add(f"heard {number}", 1) == num_readers:
+            store.delete_key(f"heard {number}")
+            store.delete_key(key)
+        return True
 
     def _late(self) -> list[Alarm]:
         # return an alarm on ranks that have not sent a row ``timeout_s`` after this

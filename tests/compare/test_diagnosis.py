@@ -14,7 +14,7 @@ from minitrain.compare.diagnosis import (
     locate,
 )
 from minitrain.compare.difference import UNKNOWN, Cause, Difference, Why
-from minitrain.compare.gradient_causes import cause_in_buffers
+from minitrain.compare.step_causes import cause_in_buffers
 from minitrain.proof.evidence import first_difference
 
 # each rank's share of the right gradient, of targets 1 : 3
