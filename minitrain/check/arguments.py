@@ -134,7 +134,7 @@ def _batches(batches: Iterable[Any], steps: int | None) -> Sequence[Any]:
         with untouched_random_state():
             try:
                 batches = list(islice(iter(batches), steps))
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise UserError(f"batches: {described(error)}") from error
     if not batches:
         raise UserError("batches: is empty, must hold a global batch or more")
@@ -145,7 +145,7 @@ def _number(count: Callable[[Any], Any]) -> Callable[[Any], int]:
     def number(batch: Any) -> int:
         try:
             found = count(batch)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise UserError(f"count(batch): {described(error)}") from error
         try:
             # a count may be a tensor

@@ -114,15 +114,14 @@ def find(written: str, option: str) -> Any:
     if not (place and name):
         raise UserError(f"{start} must be FILE.py:NAME or module:NAME")
     path = Path(place).absolute()
+    if path.suffix == ".py" and not path.exists():
+        raise UserError(f"{start} no file {place}{nearest_file(Path(place))}")
     try:
         if path.suffix != ".py":
             found = importlib.import_module(place)
         else:
             with neighbors_of(path):
                 found = _load(path)
-    except FileNotFoundError:
-        near = nearest_file(Path(place))
-        raise UserError(f"{start} no file {place}{near}") from None
     except (Exception, SystemExit) as error:
         raise UserError(f"{start} {place}: {described(error)}") from error
     if not hasattr(found, name):

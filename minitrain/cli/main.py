@@ -60,6 +60,9 @@ def run(arguments: Sequence[str]) -> int:
     text = as_lines(answer.text.split("\n"))
     if options.json:
         text = json.dumps(_finite(answer.facts), indent=2, allow_nan=False)
+    # a locale may lack characters of a name
+    encoding = sys.stdout.encoding or "utf-8"
+    text = text.encode(encoding, "backslashreplace").decode(encoding)
     try:
         print(text, flush=True)
     except BrokenPipeError:

@@ -50,8 +50,8 @@ def answer(options: argparse.Namespace) -> Answer:
     """
     from minitrain.recording.shown import read_shown
 
-    if options.html and options.html.suffix != ".html":
-        raise UserError(f"--html: {options.html}: must end in .html")
+    if (page := options.html) and (page.suffix != ".html" or page.is_dir()):
+        raise UserError(f"--html: {page}: must be a file and end in .html")
     folders = [one for one in (options.folder, options.other) if one is not None]
     shown = [read_shown(folder).facts() for folder in folders]
     paragraphs = [as_lines([*_findings(f), *times_in_words(f)]) for f in shown]
@@ -163,7 +163,8 @@ def _write_page(
         **_losses(shown),
     )
     with open_atomic(path) as file:
-        file.write(page)
+        # a name that is not UTF-8 has lone surrogates
+        file.write(page.encode("utf-8", "backslashreplace").decode())
 
 
 def _section(facts: dict[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from minitrain.cli.command import Answer
 from minitrain.cli.recording_words import compared, only_in_words, page_on, some
 from minitrain.core.errors import UserError
 from minitrain.core.files import nearest_file
-from minitrain.core.printable import as_lines
+from minitrain.core.printable import as_lines, printable
 from minitrain.proof.words import printed
 from minitrain.report.numbers import plural
 
@@ -31,9 +31,7 @@ if TYPE_CHECKING:
     from minitrain.compare.state_diff import Comparison, FoldersCompared
 
 EXAMPLES = {
-    "two states, one of them saved from a wrapper": (
-        "minitrain verify mine.pt other.pt --strip-prefix module."
-    ),
+    "two states, one of them saved from a wrapper": "minitrain verify mine.pt ddp.pt",
     "two training runs": "minitrain verify data/runs/gloo-2 before/runs/gloo-2",
     "two recordings": "minitrain verify runs/one runs/two",
 }
@@ -46,12 +44,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     sort = "a state (.pt, .safetensors, a folder), a training run or a recording"
     parser.add_argument("a", type=Path, metavar="A", help=sort)
     parser.add_argument("b", type=Path, metavar="B", help="another of the same kind")
-    parser.add_argument(
-        "--strip-prefix",
-        default="",
-        metavar="PREFIX",
-        help="taken off the names in both files, such as 'module.'",
-    )
     parser.add_argument(
         "--twin",
         type=Path,
@@ -73,7 +65,7 @@ def answer(options: argparse.Namespace) -> Answer:
     from minitrain.compare.state_diff import beside, compare_folders, compare_states
     from minitrain.compare.states import read_state
 
-    a, b, prefix = options.a, options.b, options.strip_prefix
+    a, b = options.a, options.b
     given = [path for path in (a, b, options.twin) if path is not None]
     for path in given:
         if not path.exists():
@@ -81,8 +73,6 @@ def answer(options: argparse.Namespace) -> Answer:
     kind, other = _kind(a), _kind(b)
     if kind != other and not (is_state(a) and is_state(b)):
         raise UserError(f"{b}: is {other}; {a} is {kind}, so it must be one too")
-    if prefix and kind in (RECORDING, RUN):
-        raise UserError(f"--strip-prefix: is for two states, and {a} is {kind}")
     if kind == RECORDING:
         return _answer_for_recordings(options)
     if extra := [n for n in ("twin", "from") if vars(options)[n] is not None]:
@@ -90,11 +80,11 @@ def answer(options: argparse.Namespace) -> Answer:
     if kind == RUN:
         return _answer_for_runs(a, b)
     if a.is_dir() and b.is_dir():
-        folders = compare_folders(a, b, prefix)
+        folders = compare_folders(a, b)
         return Answer(folders.equal, asdict(folders), folders_in_words(folders))
-    found = compare_states(*(read_state(path, prefix) for path in (a, b)))
+    found = compare_states(*map(read_state, (a, b)))
     others = [*beside(a), *beside(b)]
-    more = f"\nnot compared: {some(others)}" if others else ""
+    more = "\n" + printable(f"not compared: {some(others)}") if others else ""
     facts = {**asdict(found), "not_compared": others}
     return Answer(found.equal, facts, in_words(found) + more)
 

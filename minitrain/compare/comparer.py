@@ -117,12 +117,14 @@ class Comparer:
             yield self._parameters(place, parameters, exact)
             if parameters.hides:
                 yield _hidden(place, parameters)
+        bits = exact and parameters.equal
         if place.same_size and (exact or (gradients.within and parameters.within)):
-            yield buffers_unlike(place, exact)
+            # in a step the buffers come before the parameters
+            yield buffers_unlike(place, bits if place.end else exact)
         # other versions of torch may store the same state in another form
-        if place.same_size and exact and self.same_torch:
+        if place.same_size and bits and self.same_torch:
             yield state_unlike(place)
-        if exact:
+        if bits:
             yield also_unlike(place)
         if self.resumed and gradients.within:
             yield scale_unlike(place)

@@ -20,7 +20,7 @@ from minitrain.compare.align import (
 from minitrain.compare.comparer import StepCompared
 from minitrain.compare.difference import START, Cause, Difference, What, why
 from minitrain.compare.resume import near_in
-from minitrain.compare.step_causes import rates_unlike, settings_unlike, state_held
+from minitrain.compare.step_causes import rates_unlike, settings_unlike
 from minitrain.core.errors import UserError
 from minitrain.recording.alarm import in_ranks, lacks
 from minitrain.recording.format import OfRank, Recording, read_recording
@@ -251,21 +251,4 @@ def asides_of(a: Recording, b: Recording, steps: Sequence[StepCompared]) -> list
         said.append("start weights: other bits")
     if _also_in(a) & _also_in(b) and any(step.mark in "~?" for step in steps):
         said.append("modules given by `also` may differ: only equal bits are compared")
-    if a.world_size == b.world_size:
-        for side, recording in (("A", a), ("B", b)):
-            said += _divided(side, recording)
     return said
-
-
-def _divided(side: str, recording: Recording) -> list[str]:
-    # whether the optimizer's state is sharded over the ranks
-    for key in keys_of(recording):
-        rows = rows_at(recording, key)
-        held = state_held(rows)
-        if any(len(ranks) < len(rows) for ranks in held.values()):
-            each = ", ".join(str(len(row["moments"])) for row in rows.values())
-            return [
-                f"optimizer state: divided over the ranks of {side} ({each} of "
-                f"{len(held)} tensors), each part is compared where it is held"
-            ]
-    return []

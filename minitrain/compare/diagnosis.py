@@ -148,8 +148,7 @@ def cause_in_run_gradients(
     ranks: list[int], values: Values, sides: tuple[str, str] = (RUN, "the replay")
 ) -> Why:
     """Return why the synchronized gradients of ``ranks`` are wrong. They are fitted as
-    a weighted sum of the ranks' own gradients; the weights show the cause. (For
-    recordings: gradient_causes.cause_in_gradients.)
+    a weighted sum of the ranks' own gradients; the weights show the cause.
     """
     wanted = flat(values.replay["gradients"])
     found = {rank: flat(values.ranks[rank]["gradients"]) for rank in ranks}

@@ -137,11 +137,6 @@ def factor_of_mean(rows: RowsByRank, world_size: int) -> float | None:
     return factor if rest < CLOSE_FACTORS else None
 
 
-def reduced(side: str) -> Why:
-    """Return the Why for gradients of run ``side`` that are reduced in 16 bits."""
-    return why(Cause.REDUCED, side=side, dtype="16 bits?")
-
-
 class _Side(NamedTuple):
     """One run: its name, its rows by rank, and the rank whose gradient differs."""
 
@@ -214,7 +209,9 @@ def _by_ranks(
     # a reduction in 16 bits affects most tensors, a missing one only a few
     most = 2 * found.num_beyond_quick > found.num
     coarse = LOW_PRECISION[0] <= rest <= LOW_PRECISION[1]
-    return reduced(side.name) if most and coarse and 10 * other_rest < rest else None
+    if most and coarse and 10 * other_rest < rest:
+        return why(Cause.REDUCED, side=side.name, dtype="16 bits?")
+    return None
 
 
 def _keep_their_own(rows: RowsByRank, name: str) -> bool:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -197,9 +197,16 @@ def _safetensors(path: Path) -> Iterator[Entry]:
     try:
         file = safe_open(path, framework="pt")
         for name in file.keys():  # noqa: SIM118
-            yield name, Unread(partial(file.get_tensor, name))
+            yield name, Unread(partial(_tensor_of, path, file, name))
     except SafetensorError as error:
         raise UserError(f"{path}: not a whole .safetensors file: {error}") from None
+
+
+def _tensor_of(path: Path, file: Any, name: str) -> Tensor:
+    try:
+        return cast(Tensor, file.get_tensor(name))
+    except SafetensorError as error:
+        raise UserError(f"{path}: cannot read {name}: {error}") from None
 
 
 def _torch(path: Path) -> object:

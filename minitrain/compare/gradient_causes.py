@@ -17,7 +17,6 @@ from minitrain.compare.fitted_weights import (
     cause_in_weights,
     factor_of_mean,
     multiple,
-    reduced,
     scaled,
 )
 from minitrain.compare.limits import CLOSE, LOW_PRECISION
@@ -30,8 +29,7 @@ SAME_FACTOR = 0.01
 
 def cause_in_gradients(place: StepPair, found: Distance, agreed_before: bool) -> Why:
     """Return why gradients are beyond the limits at ``place``; ``found``: their
-    distance; ``agreed_before``: the parameters agreed before this step. (For runs: see
-    diagnosis.)
+    distance; ``agreed_before``: the parameters agreed before this step.
 
     The causes are tried in this order, as each may produce the patterns of later ones:
     no gradient, not finite, not zeroed, random numbers, the ranks' own gradients, one
@@ -102,7 +100,7 @@ def _by_distance(place: StepPair, found: Distance, own_alike: bool) -> Why:
         return why(Cause.BATCH_NORM)
     if LOW_PRECISION[0] <= found.whole <= LOW_PRECISION[1]:
         if own_alike and max(place.world_sizes) > 1:
-            return reduced("A or B")
+            return why(Cause.REDUCED, side="A or B", dtype="16 bits?")
         return replace(why(Cause.LOWER), own_alike=own_alike)
     if own_alike:
         return why(Cause.PUT_TOGETHER)

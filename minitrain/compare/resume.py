@@ -216,7 +216,7 @@ def cause_of(
     late = place.b if resumed.side == "B" else place.a
     kept = all(place.a[x]["moments"] == place.b[y]["moments"] for x, y in place.pairs)
     match first.what:
-        case What.DATA:
+        case What.DATA if first.why.cause is not Cause.PADDED:
             return _of_data(resumed, late, is_start)
         case What.RATE | What.PARAMETERS | What.STATE if is_start and not kept:
             return why(Cause.OPTIMIZER_LOST)

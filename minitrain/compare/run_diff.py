@@ -35,6 +35,7 @@ from minitrain.compare.states import read_state
 from minitrain.core.errors import UserError
 from minitrain.core.files import read_jsonl, require_regular
 from minitrain.proof.bits import Rung, ranks_rung
+from minitrain.proof.ulp import same_kind
 from minitrain.train.step_record import load_tensors, sha256_tensor
 
 RunPairVerdict = Literal["equal", "within tolerance", "undecided", "different"]
@@ -228,7 +229,10 @@ def _compare_by_tolerance(a: TrainingRun, b: TrainingRun, found: RunsCompared) -
         ours, theirs = _step(a.sampled), _step(b.sampled)
         if verdicts[GRADIENTS] != "breach" and not found.by_design:
             # rounding of the gradients does not explain the first step
-            cause = cause_in_step(ours, theirs, a.world_size, "A", ROUNDING)
+            cause = _most_precise(
+                cause_in_step(ours, theirs, a.world_size, "A", ROUNDING),
+                cause_in_step(theirs, ours, b.world_size, "B", ROUNDING),
+            )
             if cause != UNKNOWN:
                 found.first = Difference(0, What.PARAMETERS, cause)
 
@@ -265,11 +269,17 @@ def _explain(
     if designed or step != 0 or not (a.sampled and b.sampled):
         return designed or UNKNOWN
     ours, theirs = (_step(run.sampled) for run in (a, b))
-    cause = cause_of(what, ranks, Values([ours] * a.world_size, theirs, []), ("A", "B"))
-    if cause != UNKNOWN:
-        return cause
-    # the fault may be in B
-    return cause_of(what, ranks, Values([theirs] * b.world_size, ours, []), ("B", "A"))
+    # the fault may be in A or in B
+    one = cause_of(what, ranks, Values([ours] * a.world_size, theirs, []), ("A", "B"))
+    two = cause_of(what, ranks, Values([theirs] * b.world_size, ours, []), ("B", "A"))
+    return _most_precise(one, two)
+
+
+def _most_precise(one: Why, two: Why) -> Why:
+    # a bare factor is less than its origin, which only one side may show
+    vague = (UNKNOWN.cause, Cause.SCALED, Cause.STEPS)
+    precise = [why for why in (one, two) if why.cause not in vague]
+    return next(iter(precise), two if one == UNKNOWN else one)
 
 
 def _step(sampled: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
@@ -328,6 +338,9 @@ def _require_recorded(path: Path, sampled: Any, entries: Entries) -> None:
     try:
         for full, tensor in sampled.items():
             step, kind, name = full.split("/", 2)
+            after = sampled.get(f"{step}/after/{name}", tensor)
+            if not (isinstance(tensor, Tensor) and same_kind(tensor, after)):
+                raise ValueError(full)
             if kind in HASHED and step.isdecimal():
                 row = entries[TENSORS, int(step), 0]
                 if sha256_tensor(tensor) != row[HASHED[kind]][name]:

@@ -173,7 +173,7 @@ def _element(name: str, a: Tensor, b: Tensor, gap: Gap) -> Element:
     # a complex number is two elements of a gap
     flat = gap.first // 2 if a.is_complex() else gap.first
     index = tuple(int(i) for i in np.unravel_index(flat, tuple(a.shape)))
-    x, y = a[index], b[index]
+    x, y = (t[index].resolve_conj().resolve_neg() for t in (a, b))
     return Element(name, index, _shown(x), _shown(y), _hex(x), _hex(y))
 
 
@@ -212,10 +212,9 @@ class FoldersCompared:
         return alike and all(self.files.values()) and not only
 
 
-def compare_folders(a: Path, b: Path, prefix: str = "") -> FoldersCompared:
+def compare_folders(a: Path, b: Path) -> FoldersCompared:
     """Compare the states and other files that have the same path in both folders. The
-    only state of several files in each folder may have another name. ``prefix`` is
-    removed from names of entries (:func:`read_state`).
+    only state of several files in each folder may have another name.
 
     Raises:
         UserError: the folders share no state, or one of several files cannot be read.
@@ -225,13 +224,13 @@ def compare_folders(a: Path, b: Path, prefix: str = "") -> FoldersCompared:
     large = [[name for name, is_large in found.items() if is_large] for found in parts]
     found = FoldersCompared()
     if large[0] != large[1] and len(large[0]) == len(large[1]) == 1:
-        states = [read_state(folder, prefix) for folder in (a, b)]
+        states = [read_state(f / n[0]) for f, n in zip((a, b), large, strict=True)]
         found.states[f"{large[0][0]}, {large[1][0]}"] = compare_states(*states)
         ours, theirs = ours - {*large[0]}, theirs - {*large[1]}
     found.only_in_a, found.only_in_b = sorted(ours - theirs), sorted(theirs - ours)
     for name in sorted(ours & theirs):
         try:
-            states = [read_state(folder / name, prefix) for folder in (a, b)]
+            states = [read_state(folder / name) for folder in (a, b)]
             found.states[name] = compare_states(*states)
         except UserError:
             if any(name in names for names in large):

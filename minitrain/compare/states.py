@@ -61,8 +61,8 @@ class State:
         )
 
 
-def read_state(path: Path, prefix: str = "") -> State:
-    """Return the state at ``path``; a leading ``prefix`` is removed from names.
+def read_state(path: Path) -> State:
+    """Return the state at ``path``.
 
     Raises:
         UserError: it is empty, truncated, of an unknown format, needs code to be read,
@@ -77,8 +77,7 @@ def read_state(path: Path, prefix: str = "") -> State:
         raise UserError(f"{path}: nested too deeply to be read") from None
     if len(found) > MOST_ENTRIES:
         raise UserError(f"{path}: has more than {MOST_ENTRIES:,} entries")
-    for full, leaf in found:
-        name = full.removeprefix(prefix)
+    for name, leaf in found:
         if isinstance(leaf, Inert):
             objects[name] = leaf.path
         elif name in tensors or name in values:

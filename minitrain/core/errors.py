@@ -105,7 +105,7 @@ def describe_os_error(error: OSError) -> str:
     if isinstance(error, BlockingIOError) and error.filename is None:
         return f"{NO_PROCESS}: {error.strerror}"
     path = error.filename if error.filename is not None else "the operating system"
-    if is_disk_full(error) and isinstance(path, str | Path):
+    if is_disk_full(error) and isinstance(error.filename, str | Path):
         return f"{path}: {disk_full(Path(path))}"
     return f"{path}: {error.strerror or error}"
 
@@ -155,7 +155,11 @@ def _stop(number: int) -> None:
 
 
 def _fail(lines: list[str], code: int = EXIT_USER) -> None:
-    sys.stdout.flush()
+    try:
+        sys.stdout.flush()
+    except OSError:
+        # Python would try to write the rest at exit, and change the exit code
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     for line in lines:
         say(printable(" ".join(line.split())), code)
     sys.exit(code)

@@ -22,7 +22,8 @@ LOST_PEER = re.compile(
 )
 # ... or did not respond
 WAITED = re.compile(
-    r"Timed out waiting \d+ ?ms|timed out after \d+ ?ms|wait timeout|Socket Timeout"
+    r"Timed out waiting \d+ ?ms|socket .*timed out after \d+ ?ms|wait timeout after"
+    r"|Socket Timeout"
     r"|no answer within",
     re.I,
 )
@@ -116,14 +117,17 @@ def _failure_of(folder: Path, rank: int, pid: int, code: int) -> Failure | None:
 
 
 def _ended(folder: Path, rank: int, code: int) -> tuple[str, int, str]:
+    # what happened, its kind, and where, or the last line that native code wrote
+    words = stack.native_words(folder, [rank])
+    line = words.strip().rpartition("\n")[2][:200]
+    wrote = f"after writing {line!r}" if line else ""
     if code >= 0:
-        return f"exited with code {code}", EXITED, ""
+        return f"exited with code {code}", EXITED, wrote
     names = {one.value: one.name for one in signal.Signals}
     what = f"killed by {names.get(-code, f'signal {-code}')}"
     if -code in (signal.SIGKILL, signal.SIGTERM):
         return what, KILLED if -code == signal.SIGKILL else TERMINATED, ""
     where = str(stack.of_crash(stack.read(file_of(folder, rank, "stack"))))
-    words = stack.native_words(folder, [rank])
     if mismatch := MISMATCH.search(words):
         got, expected = mismatch.groups()
         what = (
@@ -132,6 +136,8 @@ def _ended(folder: Path, rank: int, code: int) -> tuple[str, int, str]:
         )
     elif last := LAST_WORDS.search(words):
         what += f" ({last[1]})"
+    else:
+        where = ", ".join(filter(None, [where, wrote]))
     return what, CRASHED, where
 
 
@@ -155,6 +161,9 @@ def root_cause(
     def order(failure: Failure) -> tuple[bool, int]:
         if isinstance(failure, UserError):
             return False, -1
-        return not began_it(failure, first), failure.kind
+        # ranks that were ended after the first exit did not cause it
+        is_late = bool(first) and failure.rank not in first
+        was_ended = is_late and failure.kind in (KILLED, TERMINATED)
+        return not began_it(failure, first), GAVE_UP if was_ended else failure.kind
 
     return min(failures, key=order, default=None)

@@ -92,7 +92,11 @@ def launch(
     """
     if world_size < 1:
         raise UserError(f"world_size = {world_size}: must be at least 1")
-    payload = cloudpickle.dumps((torch.get_default_dtype(), fn, args))
+    try:
+        payload = cloudpickle.dumps((torch.get_default_dtype(), fn, args))
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise UserError(f"fn or args cannot be sent to the ranks: {reason}") from None
     processes: list[subprocess.Popen[bytes]] = []
     pids: dict[int, int] = {}
 

@@ -50,6 +50,8 @@ class Gradient:
 
     since: int
     carried: bool = False
+    # whether there was one before; torch.autograd.grad then adds nothing to it
+    there: bool = False
     touched: bool = False
     # number of the last backward pass that adds to it, and how many have so far
     last_backward: int = 0
@@ -128,6 +130,9 @@ class Backwards:
             if self._last_forward is not None:
                 self._last_forward.has_backward = True
         known = self.known.get(name)
+        if known is not None and known.version is None:
+            # torch.autograd.grad called this hook, and added nothing
+            known = None
         if known is not None and known.last_backward == self._num_backwards:
             return
         version = known.version if known else None
@@ -135,7 +140,7 @@ class Backwards:
         # a gradient that is zero but unchanged since its pass was not dropped
         is_new = gradient is None or (changed and _is_zero(gradient))
         if is_new or known is None:
-            known = Gradient(self._first_forward, carried=not is_new)
+            known = Gradient(self._first_forward, there=not is_new)
             self.known[name] = known
         elif changed and not known.synced:
             known.touched = True
@@ -156,6 +161,7 @@ class Backwards:
         )
         if known := self.known.get(name):
             known.version, known.synced = changes_in_place(gradient), synced
+            known.carried = known.there
         if not synced:
             return
         if gradient.layout is not torch.strided or gradient.nbytes > KEPT:

@@ -82,7 +82,7 @@ class RecordingClock:
     """
 
     def __init__(self, folder: Path, rank: int) -> None:
-        self._path = path_of_times(folder, rank)
+        self.path = path_of_times(folder, rank)
         self._file: TextIO | None = None
         self._now: Callable[[], Any] = time.perf_counter_ns
         self._on_gpu = self._in_backward = False
@@ -117,7 +117,7 @@ class RecordingClock:
         self._in_backward, self.thread = False, get_ident()
         self.mark("data", "forward")
         first = next((t for t in tensors_of([args, options]) if t.dim()), None)
-        self._timed.samples += 0 if first is None else len(first)
+        self._timed.samples += 0 if first is None else first.size(0)
 
     def pass_ended(self, outputs: Any, then: Callable[[], None] | None) -> None:
         """End a forward pass. ``then`` is called when its backward pass begins."""
@@ -148,9 +148,10 @@ class RecordingClock:
         self._in_backward = False
         self.mark("exposed", "other")
 
-    def step_begins(self) -> None:
-        """End phase "other", and begin "optimizer"."""
-        self.mark("other", "optimizer")
+    def step_begins(self, by_closure: bool) -> None:
+        """End phase "other", and begin "optimizer"; with a closure, stay in "data"."""
+        then: Phase = "data" if by_closure else "optimizer"
+        self.mark("data" if by_closure else "other", then)
 
     def step_ended(self, optimizer: int, step: int, recorded: bool) -> None:
         """End a step, and write its row; the times of ``recorded`` steps include the
@@ -196,7 +197,7 @@ class RecordingClock:
         try:
             if self._file is None:
                 # line buffering keeps the rows of a run that is killed
-                self._file = open(self._path, "x", buffering=1)  # noqa: SIM115
+                self._file = open(self.path, "x", buffering=1)  # noqa: SIM115
                 self._file.write(f"# host {host()}\n{','.join(COLUMNS)}\n")
             self._file.write(",".join(map(str, cells)) + "\n")
         except OSError as error:

@@ -130,7 +130,7 @@ MAY_HAVE: dict[str, dict[str, Any]] = {
     "step": {
         **dict.fromkeys(("reductions", "in_eval"), Count),
         **dict.fromkeys(("carried", "touched"), Names),
-        **dict.fromkeys(("replaced", "drawn", "also"), Texts),
+        **dict.fromkeys(("replaced", "also"), Texts),
         **dict.fromkeys(("sharded", "not_finite"), StrictBool),
         "unpadded": list[list[Names]],
         "passes": dict[str, list[Sketch]],

@@ -31,6 +31,8 @@ BINS = 8
 # elements of a block, its eighths, elements of a row
 BLOCK, PARTS, ROW = 1 << 14, 8, 64
 PART = BLOCK // PARTS
+# elements of the largest sparse tensor that is made dense
+MOST_DENSE = 1 << 24
 # so many blocks are added at a time: in float64 they stay in a processor's cache
 TOGETHER = 4
 
@@ -41,7 +43,10 @@ def digest(tensor: Tensor) -> str:
     For a sharded tensor this and :func:`sketch`, :func:`fingerprint` and
     :func:`gathered` are collective: all ranks must call them.
     """
-    return _digest(gathered(tensor))
+    found = blake3()
+    for part in parts_of(tensor):
+        found.update(bytes_in(part))
+    return found.hexdigest(length=DIGEST_BYTES)
 
 
 def sketch(tensor: Tensor) -> list[float]:
@@ -56,6 +61,21 @@ def fingerprint(tensor: Tensor) -> dict[str, Any]:
     dense = gathered(tensor)
     sketched, norm = _sketch_and_norm(dense)
     return {"hash": _digest(dense), "norm": norm, "sketch": sketched}
+
+
+def stays_sparse(tensor: Tensor) -> bool:
+    """Return true for a sparse tensor that may be too large to be made dense."""
+    return tensor.layout is not torch.strided and tensor.numel() > MOST_DENSE
+
+
+def parts_of(tensor: Tensor) -> list[Tensor]:
+    """Return dense tensors on the CPU that determine ``tensor``: itself, or indices and
+    values if it :func:`stays_sparse`.
+    """
+    if not stays_sparse(tensor):
+        return [gathered(tensor)]
+    whole = tensor.detach().to_sparse_coo().coalesce()
+    return [whole.indices().cpu(), whole.values().cpu()]
 
 
 def gathered(tensor: Tensor) -> Tensor:

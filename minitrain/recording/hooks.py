@@ -7,6 +7,7 @@ import inspect
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from types import FrameType, FunctionType
 from typing import Any, TypeVar
 
@@ -17,6 +18,7 @@ from torch.func import debug_unwrap
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.optim import Optimizer
 
 from minitrain.comm.torch_private import import_compiler, parameters_of_ddp
 
@@ -30,6 +32,8 @@ INSIDE = ("module", "_orig_mod", "_forward_module")
 ADDED = ("_orig_mod.", "_checkpoint_wrapped_module.")
 # the function in which a module calls its hooks and its forward pass
 CALL = (torch.nn.modules.module.__file__, "_call_impl")
+# the function in which an optimizer calls its hooks and its step
+STEP = (Optimizer.profile_hook_step.__code__.co_filename, "wrapper")
 # functions of torch.utils.checkpoint that recompute a forward pass within backward
 AGAIN = {"recompute_fn", "backward"}
 # the function by which torch.compile runs what it compiled
@@ -46,17 +50,17 @@ class Tap:
     copied or saved as a whole while it is recorded.
     """
 
-    def __init__(self, do: Callable[..., None] | None = None) -> None:
+    def __init__(self, do: Callable[..., None]) -> None:
         self._do = do
 
     # compiled, it would be recompiled for each number that the recorder counts
     @uncompiled
     def __call__(self, *args: Any) -> None:
-        if self._do is not None:
-            self._do(*args)
+        self._do(*args)
 
-    def __reduce__(self) -> tuple[type["Tap"], tuple[()]]:
-        return Tap, ()
+    def __reduce__(self) -> tuple[Any, ...]:
+        # a function of the standard library, so that no reader needs minitrain
+        return getattr, (nullcontext(), "__exit__")
 
 
 def inside(module: nn.Module) -> nn.Module | None:
@@ -203,6 +207,17 @@ def is_within_itself(module: nn.Module) -> bool:
         if (frame.f_code.co_filename, frame.f_code.co_name) == CALL
     )
     return sum(passes) > 1
+
+
+def is_within_a_step() -> bool:
+    """Return true, in a hook of an optimizer, if its step runs within another step."""
+    codes = (frame.f_code for frame in _callers())
+    return sum((code.co_filename, code.co_name) == STEP for code in codes) > 1
+
+
+def is_lazy(inner: nn.Module) -> bool:
+    """Return true if a pass has yet to make some of the parameters (``LazyLinear``)."""
+    return any(map(nn.parameter.is_lazy, inner.parameters()))
 
 
 def is_compiled(module: nn.Module) -> bool:

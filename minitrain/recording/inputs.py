@@ -1,20 +1,16 @@
-"""Digests of the inputs of a forward pass, and of states of random generators."""
+"""Digests of the inputs of a forward pass, and of torch's random generators."""
 
 import inspect
-import json
-import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from blake3 import blake3
 from torch import Tensor, nn
 
 from minitrain.data.cut import bytes_of, content_digest, tensors_of
-from minitrain.recording.fingerprint import gathered
+from minitrain.recording.fingerprint import gathered, parts_of, stays_sparse
 
-MOST_SEEDS = 4
 # names by which models take what is to be learned
 LABELS = ("labels", "label", "targets", "target")
 
@@ -26,11 +22,14 @@ def sample_digests(inputs: Any) -> tuple[list[str], str, list[list[str]]]:
     Second, one for all other tensors, such as a table; "" if there are none. Third, for
     each sample that is a token sequence, two: with one element of padding, and none.
     """
-    tensors = [gathered(t) for t in tensors_of(inputs) if t.dim()]
+    given = [t for t in tensors_of(inputs) if t.dim()]
+    sparse = [p for t in given if stays_sparse(t) for p in parts_of(t)]
+    tensors = [gathered(t) for t in given if not stays_sparse(t)]
     if not tensors:
-        return [], "", []
+        return [], _short(sparse) if sparse else "", []
     batch = [tensor for tensor in tensors if len(tensor) == len(tensors[0])]
     beside = [tensor for tensor in tensors if len(tensor) != len(tensors[0])]
+    beside += sparse
     rows = [_short(row) for row in zip(*batch, strict=True)]
     return rows, _short(beside) if beside else "", _without_padding(batch)
 
@@ -111,54 +110,3 @@ def random_digest(device: torch.device) -> str:
     for state in states:
         digest.update(bytes_of(state))
     return digest.hexdigest(length=8)
-
-
-class Generators:
-    """Detect which global random generators the loop uses between recorded steps."""
-
-    def __init__(self) -> None:
-        self._torch: torch.Tensor | None = None
-        self._others: dict[str, str] = {}
-
-    def step_ends(self) -> None:
-        """Save the states at a step's end, as the model may have advanced them."""
-        self._torch, self._others = torch.get_rng_state(), _states_of_others()
-
-    def forget(self) -> None:
-        """Drop the states: the step before the next recorded one is not recorded."""
-        self._torch, self._others = None, {}
-
-    def drawn(self) -> dict[str, str]:
-        """Return a hash of the state of each generator ("torch", "NumPy", "random")
-        that was used since the last step. Call it as the first forward pass begins.
-        """
-        now = _states_of_others()
-        found = {n: one for n, one in now.items() if self._others.get(n, one) != one}
-        if self._torch is not None and not _only_seeds(self._torch):
-            found["torch"] = _hex(bytes_of(torch.get_rng_state()))
-        return found
-
-
-def _states_of_others() -> dict[str, str]:
-    numpy: Any = np.random.get_state(legacy=False)
-    states = {"NumPy": numpy["state"], "random": random.getstate()[1]}
-    # str() of NumPy's array would take milliseconds
-    texts = {n: json.dumps(s, default=np.ndarray.tolist) for n, s in states.items()}
-    return {name: _hex(text.encode()) for name, text in texts.items()}
-
-
-def _hex(state: Any) -> str:
-    return blake3(state).hexdigest(length=8)
-
-
-def _only_seeds(before: torch.Tensor) -> bool:
-    """Return true if torch's generator gave at most seeds, to loaders and samplers."""
-    generator, now = torch.Generator(), torch.get_rng_state()
-    generator.set_state(before)
-    for _ in range(MOST_SEEDS):
-        if torch.equal(generator.get_state(), now):
-            return True
-        # the script may have set another default device
-        number = torch.empty((), dtype=torch.int64, device="cpu")
-        number.random_(generator=generator)
-    return torch.equal(generator.get_state(), now)

@@ -23,7 +23,7 @@ from torch.utils.hooks import RemovableHandle
 from minitrain.core.errors import UserError
 from minitrain.core.printable import note
 from minitrain.recording.fingerprint import DIGEST_BYTES, bytes_in, gathered
-from minitrain.recording.hooks import uncompiled
+from minitrain.recording.hooks import is_within_a_step, uncompiled
 
 # always recorded: most goes wrong in the first steps, and rounding is small there
 FIRST_STEPS = 3
@@ -87,7 +87,8 @@ class Stepped:
     def rates(self) -> list[float]:
         """Return the learning rate of each group that has one."""
         groups = self.optimizer.param_groups
-        return [float(group["lr"]) for group in groups if "lr" in group]
+        # Adafactor's is None if it chooses the rate itself
+        return [float(g["lr"]) for g in groups if g.get("lr") is not None]
 
     def settings(self, names: Mapping[int, str]) -> list[dict[str, Any]]:
         """Return for each parameter group its ``parameters``, by name (``names`` by
@@ -261,6 +262,9 @@ class Optimizers:
     # a compiled step would trace the whole recorder
     @uncompiled
     def _begins(self, optimizer: Optimizer, args: Any, options: Any) -> None:
+        if self._within and not is_within_a_step():
+            # an error ended the step before, which no hook reports
+            self._within.clear()
         stepped = None if self._within else self._find(optimizer)
         if stepped is None and not self._within:
             return

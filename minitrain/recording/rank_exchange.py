@@ -265,8 +265,7 @@ class RankExchange:
         return self._rank > 0 or not waits or not self._store.check([last])
 
     def _judge_rows(self, number: int, row: Row, found: list[Alarm]) -> bool:
-        # rank 0: judge the rows ``number`` of all ranks, of which ``row`` is its own,
-        # and store the findings for the others; false if a row is missing
+        # rank 0: judge the rows of all ranks; false if one is missing
         store = self._store
         keys = [f"row {number} of {rank}" for rank in range(self._world_size)]
         if not store.check(keys):
@@ -287,8 +286,7 @@ class RankExchange:
         return True
 
     def _read_findings(self, number: int, row: Row, found: list[Alarm]) -> bool:
-        # another rank: read what rank 0 found in the rows ``number``; false if it has
-        # not judged them yet
+        # another rank: read the findings of rank 0; false if there are none yet
         store, key = self._store, f"judged {number}"
         if not store.check([key]):
             return False

@@ -20,7 +20,7 @@ from minitrain.core.errors import EvidenceError, UserError
 from minitrain.core.printable import note as print_note
 from minitrain.recording import hooks, rows
 from minitrain.recording.alarm import Alarm
-from minitrain.recording.clock import RecordingClock
+from minitrain.recording.clock import RecordingClock, path_of_times
 from minitrain.recording.format import (
     Row,
     Writer,
@@ -249,10 +249,12 @@ class Recorder:
         # shares them is another model
         is_one = any(module is one for one in self._called)
         is_heard = is_one and self._state == "recording"
-        return is_heard and not hooks.is_within_itself(module)
+        # a lazy model gets its parameters in a dry run
+        is_made = self._exchange is not None or not hooks.is_lazy(self._inner)
+        return is_heard and is_made and not hooks.is_within_itself(module)
 
     def _step_begins(self, stepped: Stepped) -> None:
-        self._clock.step_begins()
+        self._clock.step_begins(stepped.by_closure)
         exchange = self.begin()
         if stepped.is_due(self._every):
             together = self._meet(stepped, exchange, has_ended=False)
@@ -302,6 +304,7 @@ class Recorder:
             return self._exchange
         # the process group may have been made since the start
         self._rank = rows.rank_and_size()[0]
+        self._clock.path = path_of_times(self._folder, self._rank)
         try:
             rows.require_whole(self._inner)
             parameters = hooks.parameters_of(self._inner).values()
@@ -320,9 +323,8 @@ class Recorder:
                 )
             self._writer = Writer(self._folder, self._rank)
             exchange.write = write = self._writer.append
-            limit = self._timeout_s
             self._stalls = StallWatch(
-                self._folder, self._rank, self._clock, limit, write
+                self._folder, self._rank, self._clock, self._timeout_s, write
             )
             self._tell(rows.header_of(self._inner, self._every), exchange)
             exchange.tell(exchange.missing)

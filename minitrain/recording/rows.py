@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from minitrain.core.errors import UserError
 from minitrain.recording import hooks
 from minitrain.recording.backwards import BackwardPass, Backwards
-from minitrain.recording.fingerprint import BINS, digest, fingerprint
+from minitrain.recording.fingerprint import BINS, digest, fingerprint, stays_sparse
 from minitrain.recording.format import VERSION, Row
-from minitrain.recording.inputs import Generators, random_digest, read
+from minitrain.recording.inputs import random_digest, read
 from minitrain.recording.modules import ModuleCalls
 from minitrain.recording.optimizers import Optimizers, Stepped
 
@@ -25,7 +25,7 @@ MOVED = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 MOST_PASSES = 1024
 # defaults of a step without a forward pass
 NO_PASS: Row = {"wrapper": "", "wrapper_id": 0, "synced": None, "group": None}
-NO_FIRST: Row = {"random": "", "buffers": {}, "broadcast_buffers": None, "drawn": {}}
+NO_FIRST: Row = {"random": "", "buffers": {}, "broadcast_buffers": None}
 
 
 def rank_and_size() -> tuple[int, int]:
@@ -132,7 +132,7 @@ class StepRows:
         # number of passes of recorded steps so far
         self._num_passes = 0
         self._first_pass: BackwardPass | None = None
-        self._backwards, self._generators = Backwards(), Generators()
+        self._backwards = Backwards()
         # steps of all optimizers when hooks began to see each gradient
         self._listens, self._seen_from = False, 0
         # if dropout or batch norm were in training mode; and the first step after that
@@ -166,7 +166,6 @@ class StepRows:
                 "broadcast_buffers": getattr(wrapper, "broadcast_buffers", None),
                 "buffers": self._buffers(),
                 "random": random,
-                "drawn": self._generators.drawn(),
             }
 
     def pass_ended(self) -> None:
@@ -195,7 +194,6 @@ class StepRows:
             self._listens = False
             self._passes.clear()
             self._backwards.forget()
-            self._generators.forget()
             # an error may have ended the pass
             if self.calls is not None:
                 self.calls.forget()
@@ -227,10 +225,12 @@ class StepRows:
         }
 
     def _buffers(self) -> dict[str, Row]:
-        # floating-point ones may differ by rounding, which their sketches show
+        # those of dense numbers may differ by rounding, which their sketches show
         named = hooks.plain_names(self._inner, self._inner.named_buffers())
         return {
-            n: fingerprint(b) if b.is_floating_point() else {"hash": digest(b)}
+            n: fingerprint(b)
+            if b.is_floating_point() and not stays_sparse(b)
+            else {"hash": digest(b)}
             for n, b in named.items()
         }
 
@@ -271,7 +271,6 @@ class StepRows:
         row = self.begun.pop(stepped.number, None)
         if row is not None:
             self._finish(row, stepped, together)
-            self._generators.step_ends()
         in_eval = stepped.forwards == self.forwards and stepped.evals < self.evals
         if in_eval and self._acted and not hooks.acts_in_training(self._inner):
             self._in_eval = {"in_eval": stepped.steps - 1}
@@ -304,7 +303,7 @@ class StepRows:
         passes = [one for one in self._passes if one.number >= stepped.passes]
         first = next((one.first for one in passes if one.first is not None), NO_FIRST)
         known = {n: g for n, g in self._backwards.known.items() if n in mine}
-        if known and not stepped.by_closure:
+        if known:
             # the gradients of earlier passes were dropped
             since = min(gradient.since for gradient in known.values())
             passes = [one for one in passes if one.number >= since]
@@ -338,7 +337,6 @@ class StepRows:
             "sharded": sharded,
             "not_finite": any(t["not_finite"] for t in facts),
             "modules": [call for t in facts for call in t.get("modules", ())],
-            "drawn": first["drawn"],
         }
         # most steps have none of these
         row |= {key: value for key, value in found.items() if value}

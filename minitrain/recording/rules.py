@@ -247,7 +247,6 @@ RULES: tuple[Callable[[Rows, Rows | None], Iterable[Alarm]], ...] = (
     of_steps.not_held,
     of_steps.synchronized_often,  # "synchronization"
     of_steps.random_numbers,
-    of_steps.shared_generators,  # "shared seed"
     also,
 )
 
@@ -271,6 +270,7 @@ class Judge:
         self._start: Rows = ()
         # rows of the first step of any optimizer
         self._first: Rows = ()
+        self._in_first_epoch = True
 
     def see(self, rows: Rows) -> list[Alarm]:
         """Return the new findings on ``rows``, the next row of each rank."""
@@ -291,7 +291,17 @@ class Judge:
         self._before[rows[0]["optimizer"]] = rows
         self._first = self._first or rows
         found = [*alarms_of(rows, before), *self._read_again(rows)]
-        return [*found, *of_steps.padding(rows, self._first)]
+        return [*found, *self._padding(rows)]
+
+    def _padding(self, rows: Rows) -> Iterable[Alarm]:
+        # in the first epoch: a later one may end with these samples by chance
+        if self._in_first_epoch:
+            yield from of_steps.padding(rows, self._first)
+            first, now = (
+                {sample for row in some for sample in of_steps.samples(row)}
+                for some in (self._first, rows)
+            )
+            self._in_first_epoch = rows is self._first or first.isdisjoint(now)
 
     def _read_again(self, rows: Rows) -> Iterable[Alarm]:
         # look at all earlier steps: a batch may return an epoch later

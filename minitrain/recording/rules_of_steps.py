@@ -120,22 +120,6 @@ def random_numbers(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
         yield note(rows, "random numbers", what, cause)
 
 
-def shared_generators(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
-    """Yield a note if ranks use a global generator in the same state before two steps
-    in a row. Noise must differ by rank; a sample order that ranks divide must not.
-    """
-    pairs = [*enumerate(zip(rows, before or (), strict=bool(before)))]
-    for name in ("torch", "NumPy", "random"):
-        use = [r for r, pair in pairs if all(name in o.get("drawn", {}) for o in pair)]
-        if same := _alike({rank: rows[rank]["drawn"][name] for rank in use}):
-            what = f"{in_ranks(same)} draw the same numbers before each step ({name}'s "
-            what += "global generator)"
-            cause = "the same seed on ranks: wrong for noise and augmentation, right "
-            cause += "for an order that is divided"
-            yield note(rows, "shared seed", what, cause)
-            return
-
-
 def padding(rows: Rows, first: Rows) -> Iterable[Alarm]:
     """Yield a note if a sampler pads an epoch: the last ranks end this step with
     samples that the first ranks began with. ``first``: rows of the run's first step.

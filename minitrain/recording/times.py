@@ -21,6 +21,7 @@ from minitrain.analysis.account import (
 )
 from minitrain.analysis.stragglers import Stragglers, find_stragglers
 from minitrain.core.errors import UserError
+from minitrain.core.files import require_regular
 from minitrain.recording.clock import COLUMNS, END, PARTS, path_of_times
 from minitrain.recording.format import last_attempt, ranks_in
 from minitrain.recording.optimizers import FIRST_STEPS
@@ -169,7 +170,7 @@ def read_times(folder: Path, *, waits_within: bool = False) -> Times | None:
     for rank, file in found.items():
         try:
             # ignore an incomplete last line
-            lines = file.read_text().split("\n")[:-1]
+            lines = require_regular(file).read_text("utf-8").split("\n")[:-1]
             is_open |= set() if lines[-1:] == [END] else {rank}
             hosts.add(lines[0] if lines else "")
             ranks.append(_as_timings(_cells(lines), rank))

@@ -340,6 +340,15 @@ MISTAKES = [
     ([OF_THE_PIPELINE, "--arg", "n_embd"], "--arg = 'n_embd': must be KEY=VALUE"),
     (["failing.py:raises"], "MODEL = 'failing.py:raises': ValueError: no"),
     (["failing.py:exits"], "MODEL = 'failing.py:exits': SystemExit: 0"),
+    (["reading.py:build"], "MODEL = 'reading.py:build': reading.py: FileNotFoundErr"),
+    (
+        ["my_model.py:linear", "--batches", "failing.py:ends", *WITH_LOSS],
+        "batches: SystemExit: 0",
+    ),
+    (
+        ["my_model.py:linear", *BATCHES, *WITH_LOSS, "--count", "failing.py:counts"],
+        "count(batch): SystemExit: 0",
+    ),
     (["my_model.py:build", "--batch-size", "0"], "--batch-size = 0: must be 1 or more"),
     (
         ["my_model.py:build", "--batches", "my_model.py:fails"],
@@ -361,9 +370,12 @@ def test_mistakes_are_one_line(model: str, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.syspath_prepend(Path.cwd())
     Path("wrong_sync.py").write_text("class Own(Unknown):\n    pass\n")
     Path("broken.py").write_text("import sys; sys.exit(3)")
+    Path("reading.py").write_text("open('vocab.json')")
     Path("failing.py").write_text(
         "def raises():\n    raise ValueError('no')\n\n"
-        "def exits():\n    import sys; sys.exit(0)\n"
+        "def exits():\n    import sys; sys.exit(0)\n\n"
+        "def ends():\n    exits(); yield 1\n\n"
+        "def counts(batch):\n    exits()\n"
     )
     for arguments, line in MISTAKES:
         assert refusal(run, ["check", *arguments]).startswith(line)

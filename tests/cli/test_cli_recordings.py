@@ -97,7 +97,6 @@ MISTAKES = [
     (["{a}", "torn"], "torn: nothing recorded; "),
     (["{a}", "{two}", "--twin", "{again}"], "{again}: is no twin; "),
     (["state.pt", "state.pt", "--twin", "{twin}"], "--twin: is for two "),
-    (["{a}", "{two}", "--strip-prefix", "m."], "--strip-prefix: is for two states, "),
 ]
 
 

@@ -63,9 +63,9 @@ MISTAKES = [
         "explain, report, summary (did you mean verify?)",
     ),
     (
-        "verify a --strip-prfix=module. b",
-        "minitrain verify: --strip-prfix: unknown option (did you mean "
-        "--strip-prefix?); see minitrain verify --help",
+        "verify a --twn=c b",
+        "minitrain verify: --twn: unknown option (did you mean --twin?); see "
+        "minitrain verify --help",
     ),
     (
         "--vresion",

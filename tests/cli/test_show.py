@@ -2,7 +2,10 @@
 
 import json
 import math
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -98,8 +101,12 @@ def test_page_is_one_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert sum(widths) == pytest.approx(200, abs=0.1)
     assert not re.findall(r'(?:src|href)="(?!data:|#)[^"]+"', text)
     assert "different at step 0: learning rate" in text
-    with pytest.raises(UserError, match=r"must end in \.html"):
+    with pytest.raises(UserError, match=r"must be a file and end in \.html"):
         run(["show", str(folder / "a"), "--html", str(folder / "page.txt")])
+    (folder / "full.html").mkdir()
+    with pytest.raises(UserError, match="must be a file and end in"):
+        run(["show", str(folder / "a"), "--html", str(folder / "full.html")])
+    assert (folder / "full.html").is_dir()
 
 
 def test_numbers_that_json_lacks_are_null(
@@ -148,3 +155,27 @@ def test_times_of_two_recordings_in_words() -> None:
         "time: no difference is seen: a step takes 40.0 ms in A, 41.0 ms in B, noise "
         "1.5 ms"
     )
+
+
+def test_times_that_are_no_file_are_not_waited_for(tmp_path: Path) -> None:
+    trained(tmp_path / "a", steps=3)
+    (tmp_path / "a" / "times-0.csv").unlink()
+    os.mkfifo(tmp_path / "a" / "times-0.csv")
+    with pytest.raises(UserError, match=r"times-0\.csv"):
+        run(["show", str(tmp_path / "a")])
+
+
+def test_names_beyond_the_locale_are_escaped(tmp_path: Path) -> None:
+    file = tmp_path / "a.pt"
+    torch.save({"\u6743": torch.tensor([1.0])}, file)
+    torch.save({"\u6743": torch.tensor([2.0])}, tmp_path / "b.pt")
+    command = [sys.executable, "-m", "minitrain", "verify", str(file)]
+    done = subprocess.run(
+        [*command, str(tmp_path / "b.pt")],
+        env=os.environ | {"PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "first difference: \\u6743[0]" in done.stdout

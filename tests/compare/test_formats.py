@@ -343,3 +343,27 @@ def test_state_of_several_files_is_one(tmp_path: Path) -> None:
     a, b = sharded(tmp_path / "a", STATE), distcp(tmp_path / "b", STATE)
     found = compare_folders(a, b)
     assert (found.equal, [*found.states]) == (True, ["model.safetensors.index.json, ."])
+    # also deeper in the folder
+    distcp(tmp_path / "z" / "model", STATE)
+    found = compare_folders(tmp_path / "x", tmp_path / "z")
+    names = ["model/model.safetensors.index.json, model"]
+    assert ([*found.states], found.only_in_a) == (names, ["notes.txt"])
+
+
+def test_name_of_a_file_forges_no_verdict(
+    tmp_path: Path, plain: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = sharded(tmp_path / "a", STATE)
+    (folder / "x\nequal: 24 tensors, every bit").touch()
+    run(["verify", str(folder), str(plain)])
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("not compared: x\\nequal: 24")
+
+
+def test_type_that_torch_lacks_is_one_line(tmp_path: Path) -> None:
+    header = b'{"w":{"dtype":"F6_E2M3","shape":[4],"data_offsets":[0,3]}}'
+    header += b" " * (-len(header) % 8)
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + b"abc")
+    line = refusal(run, ["verify", str(path), str(path)])
+    assert line.startswith(str(path))

@@ -297,3 +297,18 @@ def test_bad_step_is_one_line(
     with pytest.raises(UserError, match=line) as caught:
         run(["verify", a, a, f"--from={step}"])
     assert str(caught.value).count("\n") == 0
+
+
+def test_padding_of_a_resumed_run_is_no_lost_position(
+    straight: tuple[Path, Checkpoint], tmp_path: Path
+) -> None:
+    a, saved = straight
+    train(tmp_path, saved)
+    rows = rows_of(tmp_path, 0)
+    for row in rows:
+        if row["kind"] == "step":
+            row["inputs"] = [["0" * 16 for _ in one] for one in row["inputs"]]
+    write(tmp_path, rows, 0)
+    first = compare_recordings(a, tmp_path).first
+    assert first
+    assert first.why.cause == Cause.PADDED

@@ -146,3 +146,18 @@ def test_nothing_is_meant_where_nothing_is_near() -> None:
     assert did_you_mean("sgdm", ["adamw", "sgd"]) == " (did you mean sgd?)"
     assert did_you_mean("DPP", ["shm", "ddp"]) == " (did you mean ddp?)"
     assert did_you_mean("lion", ["adamw", "sgd"]) == ""
+
+
+def test_output_that_cannot_be_written_is_one_line() -> None:
+    code = "from minitrain.core.errors import run_stage\n"
+    code += "run_stage(lambda: print('x', flush=True))"
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 2
+    assert done.stderr == "error: the operating system: No space left on device\n"

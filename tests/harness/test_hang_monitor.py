@@ -118,7 +118,7 @@ def test_who_hangs_here_is_found_while_another_host_does_not_answer(
 
 @pytest.mark.parametrize(
     ("leaving", "named", "of_another"),
-    [(False, "rank 2 ", False), (True, "rank 3 ", True)],
+    [(False, "rank 2 ", False), (True, "rank 2 ", True)],
 )
 def test_rank_that_ended_first_here_did_not_follow_another_host(
     leaving: bool,

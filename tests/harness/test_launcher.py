@@ -3,12 +3,15 @@
 import os
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from one_line import refusal
 from project import run_python
 from waiting import GENEROUS_S
 
@@ -122,16 +125,33 @@ def test_who_has_answered_is_not_blamed_for_who_hangs() -> None:
         launch(only_the_last_sleeps, 2, timeout_s=GENEROUS_S)
 
 
-def connection_to_a_file_server() -> None:
+def connection_to_a_file_server(kind: type[Exception]) -> None:
     with distributed(timeout_s=20) as (rank, _):
         my_heartbeat().mark(0, "forward")
         if rank == 0:
-            raise ConnectionResetError("the file server: Connection reset by peer")
+            raise kind("the file server: Connection reset by peer")
         time.sleep(1000)
 
 
-def test_network_error_of_a_ranks_own_is_its_own() -> None:
-    said = r"^rank 0 \(.* on .*\): ConnectionResetError: the file"
+@pytest.mark.parametrize("kind", [ConnectionResetError, RuntimeError])
+def test_network_error_of_a_ranks_own_is_its_own(kind: type[Exception]) -> None:
+    said = rf"^rank 0 \(.* on .*\): {kind.__name__}: the file"
     with pytest.raises(RankError, match=said) as caught:
-        launch(connection_to_a_file_server, 2, timeout_s=GENEROUS_S)
+        launch(connection_to_a_file_server, 2, kind, timeout_s=GENEROUS_S)
     assert "in connection_to_a_file_server" in caught.value.__notes__[0]
+
+
+def writes_and_exits(how: Callable[[], None]) -> None:
+    os.write(2, b"one\nlibgomp: Thread creation failed\n")
+    how()
+
+
+@pytest.mark.parametrize("how", [lambda: os._exit(3), os.abort], ids=["exit", "abort"])
+def test_last_line_that_native_code_wrote_is_reported(how: Callable[[], None]) -> None:
+    with pytest.raises(RankError, match=r"after writing 'libgomp: Thread creation fai"):
+        launch(writes_and_exits, 1, how, timeout_s=GENEROUS_S)
+
+
+def test_arguments_that_cannot_be_sent_are_one_line() -> None:
+    line = refusal(launch, print, 1, threading.Lock())
+    assert line.startswith("fn or args cannot be sent to the ranks: TypeError: ")

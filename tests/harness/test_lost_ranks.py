@@ -144,6 +144,8 @@ def test_what_explains_the_others_is_reported() -> None:
     assert root_cause([*ranks.values()], {LEFT, TERMINATED}) is ranks[TERMINATED]
     mistake = UserError("params.yaml")
     assert root_cause([*ranks.values(), mistake], {TERMINATED}) is mistake
+    # a rank that was killed after the first exit explains nothing
+    assert root_cause([ranks[KILLED], ranks[LEFT]], {LEFT}) is ranks[LEFT]
     assert root_cause([]) is None
 
 
@@ -161,3 +163,13 @@ def test_lines_of_who_lost_a_peer_are_known(line: str) -> None:
     assert kind_of(RuntimeError(line), waits) == LOST
     assert kind_of(RuntimeError(line), Stack("")) == LEFT
     assert kind_of(OSError(line), waits) == RAISED
+
+
+def test_timeout_of_a_ranks_own_is_its_own() -> None:
+    for line, kind in (
+        ("storage: request timed out after 5000 ms", RAISED),
+        ("The client socket has timed out after 5000ms while trying", GAVE_UP),
+        ("wait timeout after 300000ms, keys: /x", GAVE_UP),
+        ("Timed out waiting 1000ms for recv operation to complete", GAVE_UP),
+    ):
+        assert kind_of(RuntimeError(line), Stack("")) == kind

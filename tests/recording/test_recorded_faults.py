@@ -6,7 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -110,15 +109,6 @@ def another_model(folder: Path, fault: bool, rank: int, given: bool = True) -> N
             loss_of(model, batch(step, rank)).backward()
             optimizer.step()
             inner.zero_grad()
-
-
-def same_seed(folder: Path, fault: bool, rank: int) -> None:
-    """Other generators: test_inputs.py."""
-    model = wrapped(plain())
-    np.random.seed(5 if fault else 5 + rank)
-    for step in steps(folder, model):
-        drawn = torch.tensor(np.random.randn(5, 6), dtype=torch.float32)
-        loss_of(model, batch(step, rank) + drawn).backward()
 
 
 class Averages(Optimizer):
@@ -258,7 +248,6 @@ FAULTS: dict[str, tuple[Loop, tuple[str, str, int, list[int], str]]] = {
         partial(another_model, given=False),
         ("alarm", "steps", 0, [], "no parameter has"),
     ),
-    "same seed": (same_seed, ("note", "shared seed", 2, [], "NumPy's global")),
     "left out": (
         partial(reduced_in_step, left_out=2),
         ("alarm", "parameters", 0, [1], "not this one"),

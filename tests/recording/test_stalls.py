@@ -176,7 +176,7 @@ def test_rank_whose_files_have_an_end_has_ended(
     clocks = [RecordingClock(tmp_path, rank) for rank in range(3)]
     for rank, clock in enumerate(clocks):
         (tmp_path / f"rank-{rank}.jsonl").touch()
-        clock.step_begins()
+        clock.step_begins(by_closure=False)
         clock.step_ended(0, 0, recorded=False)
     clocks[1].close()
     lines: list[bytes] = []
@@ -201,7 +201,7 @@ def test_rank_that_ends_its_recording_leaves_the_question_to_others(
     clocks = [RecordingClock(tmp_path, rank) for rank in range(2)]
     for rank, clock in enumerate(clocks):
         (tmp_path / f"rank-{rank}.jsonl").touch()
-        clock.step_begins()
+        clock.step_begins(by_closure=False)
         clock.step_ended(0, 0, recorded=False)
     clocks[1].phase = "end"
     lines: list[bytes] = []

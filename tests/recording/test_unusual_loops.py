@@ -1,0 +1,281 @@
+"""Loops that use rare features of torch are recorded as others are, without alarms."""
+
+import copy
+import io
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from recorded_loops import Net, batch, loop, loss_of, steps_of
+from torch import Tensor, nn
+from torch.optim import LBFGS, SGD
+
+import minitrain
+from minitrain.comm.groups import distributed, wrap_for_ddp
+from minitrain.recording.alarm import Row
+from minitrain.recording.clock import path_of_times
+from minitrain.recording.fingerprint import MOST_DENSE, digest
+from minitrain.recording.format import read_recording
+
+
+def findings(folder: Path) -> list[str]:
+    """Rules of all findings, of all ranks."""
+    ranks = read_recording(folder).ranks.values()
+    return [found["rule"] for one in ranks for found in one.alarms]
+
+
+class OwnRate(SGD):
+    """As Adafactor: it chooses the rate, and its groups have none."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=0.1)
+        self.param_groups[0]["lr"] = None
+
+    def step(self, closure: Any = None) -> None:
+        with torch.no_grad():
+            for parameter in self.param_groups[0]["params"]:
+                parameter -= 0.1 * parameter.grad
+
+
+def test_optimizer_without_a_rate(tmp_path: Path) -> None:
+    model = Net()
+    optimizer = OwnRate(model.parameters())
+    with minitrain.record(model, optimizer, tmp_path):
+        loop(model, optimizer, 2)
+    assert [row["lr"] for row in steps_of(tmp_path)] == [[], []]
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_gradients_of_autograd_grad_replace_the_old_ones(
+    tmp_path: Path, left: bool
+) -> None:
+    model = Net(dropout=0)
+    parameters = [*model.parameters()]
+    optimizer = SGD(parameters, lr=0.01)
+    with minitrain.record(model, optimizer, tmp_path, every=1):
+        for step in range(4):
+            loss = loss_of(model, batch(step))
+            if left:
+                # what stays of the step before is added to
+                loss.backward()
+            else:
+                found = torch.autograd.grad(loss, parameters)
+                for parameter, gradient in zip(parameters, found, strict=True):
+                    parameter.grad = gradient
+            optimizer.step()
+    assert findings(tmp_path) == (["zero_grad"] if left else [])
+
+
+class Padded(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.nested.to_padded_tensor(self.layer(x), 0.0).sum()
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_inputs_of_the_older_layout(tmp_path: Path) -> None:
+    model = Padded()
+    optimizer = SGD(model.parameters(), lr=0.01)
+    with minitrain.record(model, optimizer, tmp_path):
+        model(
+            torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)])
+        ).backward()
+        optimizer.step()
+    assert pd.read_csv(path_of_times(tmp_path, 0), comment="#")["samples"].tolist() == [
+        2
+    ]
+
+
+class Graph(nn.Module):
+    """With a sparse buffer that no machine could hold if it were dense."""
+
+    def __init__(self, edge: int) -> None:
+        super().__init__()
+        self.layer, size = nn.Linear(2, 1), 10_000_000
+        at = torch.tensor([[0, 1, edge], [1, 0, 2]])
+        ones = torch.ones(3)
+        edges = torch.sparse_coo_tensor(at, ones, (size, size), check_invariants=True)
+        self.register_buffer("edges", edges)
+        self.count = size
+
+    def forward(self, x: Tensor, more: Tensor) -> Tensor:
+        return self.layer(x).mean() + 0 * more.coalesce().values().sum()
+
+
+def test_large_sparse_tensors_stay_sparse(tmp_path: Path) -> None:
+    hashes = []
+    for edge in (7, 8, 7):
+        model = Graph(edge)
+        assert isinstance(model.edges, Tensor)
+        optimizer = SGD(model.parameters(), lr=0.01)
+        folder = tmp_path / str(len(hashes))
+        with minitrain.record(model, optimizer, folder):
+            model(torch.ones(4, 2), model.edges).backward()
+            optimizer.step()
+        (row,) = steps_of(folder)
+        assert (len(row["inputs"][0]), row["unread"]) == (4, "")
+        hashes.append((row["buffers"]["edges"]["hash"], row["beside"]))
+    assert hashes[0] == hashes[2]
+    assert hashes[0][0] != hashes[1][0]
+    assert hashes[0][1] != hashes[1][1]
+    small = torch.eye(3).to_sparse()
+    assert small.numel() < MOST_DENSE
+    assert digest(small) == digest(torch.eye(3))
+
+
+def test_step_after_an_error_in_a_closure_counts(tmp_path: Path) -> None:
+    model = Net(dropout=0)
+    optimizer = LBFGS(model.parameters(), max_iter=2)
+
+    def closure(step: int) -> Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(model, batch(step))
+        if step == 1:
+            raise FloatingPointError
+        loss.backward()
+        return loss
+
+    with minitrain.record(model, optimizer, tmp_path, every=1):
+        for step in range(4):
+            try:
+                optimizer.step(lambda step=step: closure(step))
+            except FloatingPointError:
+                continue
+    assert [row["step"] for row in steps_of(tmp_path)] == [0, 1, 2]
+
+
+def test_time_of_the_loader_is_data_if_a_closure_makes_the_pass(tmp_path: Path) -> None:
+    model = Net()
+    optimizer = SGD(model.parameters(), lr=0.01)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(model, batch(0))
+        loss.backward()
+        return loss
+
+    with minitrain.record(model, optimizer, tmp_path, every=1000):
+        for _ in range(12):
+            time.sleep(0.03)
+            optimizer.step(closure)
+    parts = minitrain.show(tmp_path)["parts"]["all"]
+    assert parts["data_ms"] >= 30 > parts["other_ms"]
+
+
+def test_what_is_saved_needs_no_minitrain(tmp_path: Path) -> None:
+    model = nn.Linear(4, 1)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with minitrain.record(model, optimizer, tmp_path / "run"):
+        torch.save(model, tmp_path / "m.pt")
+        average = copy.deepcopy(model)
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+    average(torch.ones(2, 4)).sum().backward()
+    code = f"""import sys; sys.modules["minitrain"] = None
+import torch
+torch.load({str(tmp_path / "m.pt")!r}, weights_only=False)(torch.ones(2, 4))"""
+    subprocess.run([sys.executable, "-P", "-c", code], check=True)
+    torch.save(average, io.BytesIO())
+
+
+def test_dry_run_of_a_lazy_model_is_no_step(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 1))
+    with minitrain.record(model, None, tmp_path):
+        model(torch.ones(2, 3))
+        optimizer = SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            model(torch.ones(2, 3)).sum().backward()
+            optimizer.step()
+    header = read_recording(tmp_path).ranks[0].header
+    assert header["parameters"]["0.weight"]["shape"] == [4, 3]
+    assert [row["forwards"] for row in steps_of(tmp_path)] == [1, 2]
+
+
+SPAWNED = """
+import sys
+import minitrain, torch
+import torch.distributed as dist
+from torch import nn
+
+def train(rank, folder):
+    model = nn.Linear(6, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with minitrain.record(model, optimizer, folder):
+        store = f"file://{folder}.store"
+        dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
+        parallel = nn.parallel.DistributedDataParallel(model)
+        for _ in range(3):
+            parallel(torch.randn(4, 6)).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    torch.multiprocessing.spawn(train, sys.argv[1:], nprocs=2)
+"""
+
+
+@pytest.mark.slow
+def test_times_of_ranks_whose_group_comes_after_the_start(tmp_path: Path) -> None:
+    script, folder = tmp_path / "spawned.py", tmp_path / "run"
+    script.write_text(SPAWNED)
+    subprocess.run([sys.executable, script, folder], check=True)
+    for rank in range(2):
+        assert len(pd.read_csv(path_of_times(folder, rank), comment="#")) == 3
+
+
+def in_closures(folder: Path) -> list[Row]:
+    with distributed(timeout_s=60) as (rank, _):
+        model = wrap_for_ddp(nn.Linear(6, 1))
+        optimizer = LBFGS(model.parameters(), max_iter=4)
+        with minitrain.record(model, optimizer, folder, every=1):
+            for step in range(3):
+                x = batch(step, rank)
+
+                def closure(x: Tensor = x) -> Tensor:
+                    optimizer.zero_grad()
+                    loss = (model(x) - 1).square().mean()
+                    loss.backward()
+                    return loss
+
+                optimizer.step(closure)
+        return read_recording(folder).ranks[rank].alarms
+
+
+@pytest.mark.slow
+def test_evaluations_of_a_closure_are_no_micro_batches(tmp_path: Path) -> None:
+    assert minitrain.launch(in_closures, 2, tmp_path) == [[], []]
+
+
+def reshuffled(folder: Path, count: int) -> None:
+    from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+    with distributed(timeout_s=60) as (rank, _):
+        model = wrap_for_ddp(nn.Linear(6, 1))
+        optimizer = SGD(model.parameters(), lr=0.01)
+        data = TensorDataset(batch(0, size=count))
+        sampler: Any = DistributedSampler(data, 2, rank)
+        with minitrain.record(model, optimizer, folder, every=1):
+            for epoch in range(12):
+                sampler.set_epoch(epoch)
+                for (x,) in DataLoader(data, 2, sampler=sampler):
+                    model(x).square().mean().backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("count", "pads"), [(8, False), (7, True)])
+def test_an_epoch_that_ends_by_chance_as_it_began_pads_nothing(
+    tmp_path: Path, count: int, pads: bool
+) -> None:
+    minitrain.launch(reshuffled, 2, tmp_path, count)
+    assert ("padding" in findings(tmp_path)) is pads
