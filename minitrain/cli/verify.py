@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from minitrain.compare.state_diff import Comparison, FoldersCompared
 
 EXAMPLES = {
-    "two states, one of them saved from a wrapper": "minitrain verify mine.pt ddp.pt",
+    "two states, one of them saved from a wrapper": "minitrain verify mine.pt other.pt",
     "two training runs": "minitrain verify data/runs/gloo-2 before/runs/gloo-2",
     "two recordings": "minitrain verify runs/one runs/two",
 }

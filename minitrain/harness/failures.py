@@ -22,7 +22,7 @@ LOST_PEER = re.compile(
 )
 # ... or did not respond
 WAITED = re.compile(
-    r"Timed out waiting \d+ ?ms|socket .*timed out after \d+ ?ms|wait timeout after"
+    r"Timed out waiting \d+ ?ms|socket .*timed out after \d+ ?ms|wait timeout"
     r"|Socket Timeout"
     r"|no answer within",
     re.I,

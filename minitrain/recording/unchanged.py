@@ -23,7 +23,6 @@ from torch.optim import Optimizer
 
 from minitrain.core.errors import UserError
 from minitrain.core.printable import note
-from minitrain.recording.hooks import is_lazy
 
 SETTINGS = "MINITRAIN_RECORD"
 STARTUP = Path(__file__).with_name("startup")
@@ -48,7 +47,8 @@ def prepare() -> None:
         may_train = is_on and module.training and torch.is_grad_enabled()
         # modules of data loaders, which have no parameters, are called often
         trains = may_train and any(p.requires_grad for p in module.parameters())
-        if not trains or is_lazy(module):
+        # a lazy model gets its parameters in a dry run
+        if not trains or any(map(nn.parameter.is_lazy, module.parameters())):
             return call(module, *args, **options)
         # not within this pass, too: the search takes long
         watches = False

@@ -257,8 +257,15 @@ FAULTS = [
     planted("left out", PARAMETERS, Cause.STANDS, begin=leave_out, tensor="out.bias"),
     planted("moments lost", PARAMETERS, Cause.OPTIMIZER, 1, after=forget, sizes=ALIKE),
     planted("lost, of one", PARAMETERS, Cause.OPTIMIZER, 1, after=forget, sizes=ONE),
-    planted("betas", What.STATE, Cause.OPTIMIZER, optimizer=betas, sizes=TWO),
-    planted("betas, of one", PARAMETERS, Cause.OPTIMIZER, 1, optimizer=betas, **UNSURE),
+    planted("betas", PARAMETERS, Cause.OPTIMIZER, 1, optimizer=betas, **UNSURE),
+    planted(
+        "betas, of two",
+        PARAMETERS,
+        Cause.OPTIMIZER,
+        1,
+        optimizer=betas,
+        **UNSURE | {"sizes": TWO},
+    ),
     planted("seed", What.START, Cause.SEED, -1, seed=1),
 ]
 

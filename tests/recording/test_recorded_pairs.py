@@ -281,8 +281,6 @@ def test_right_runs_are_the_same(folder: Path, a: str, b: str) -> None:
 def test_state_that_ranks_divide_is_compared_part_by_part(folder: Path) -> None:
     found = compared(folder, "adamw", "zero")
     assert found.verdict == "equal bits"
-    (said,) = found.asides
-    assert "divided over the ranks of B" in said
     for pair in (("adamw", "zero, state lost"), ("zero, state lost", "adamw")):
         found = compared(folder, *pair)
         assert (found.verdict, found.first and found.first.step) == (
