@@ -279,8 +279,8 @@ class RankExchange:
         # keep them now: the store may fail from here on
         found += new
         if num_readers := self._world_size - 1 - len(gone):
-            told = [self._judge.is_apart, num_readers, [vars(one) for one in new]]
-            store.set(f"judged {number}", json.dumps(told))
+            judged = [self._judge.is_apart, num_readers, [vars(one) for one in new]]
+            store.set(f"judged {number}", json.dumps(judged))
         for key, num_more in zip(keys, more, strict=True):
             _delete(store, key, num_more)
         return True
@@ -290,8 +290,8 @@ class RankExchange:
         store, key = self._store, f"judged {number}"
         if not store.check([key]):
             return False
-        self._judge.is_apart, num_readers, told = json.loads(store.get(key))
-        found += self._judge.new(Alarm(**one) for one in told)
+        self._judge.is_apart, num_readers, new = json.loads(store.get(key))
+        found += self._judge.new(Alarm(**one) for one in new)
         # the last reader deletes it
         if store.add(f"heard {number}", 1) == num_readers:
             store.delete_key(f"heard {number}")

@@ -225,7 +225,7 @@ class StepRows:
         }
 
     def _buffers(self) -> dict[str, Row]:
-        # those of dense numbers may differ by rounding, which their sketches show
+        # dense numbers may differ by rounding, which their sketches show
         named = hooks.plain_names(self._inner, self._inner.named_buffers())
         return {
             n: fingerprint(b)

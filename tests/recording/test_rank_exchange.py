@@ -37,7 +37,7 @@ Row = dict[str, Any]
 
 
 class Heard:
-    """A rank's exchange, and the lines that it was told."""
+    """A rank's exchange, and the lines that it reported."""
 
     def __init__(self, timeout_s: float, attempt: int = 0) -> None:
         self.lines: list[str] = []
