@@ -3,11 +3,13 @@
 import json
 import time
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import nan
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -21,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile, record_function
 
 import minitrain
+from minitrain.analysis.account import rows_where
 from minitrain.comm.groups import distributed
 from minitrain.comm.torch_private import ddp_times_ns
 from minitrain.core.errors import UserError
@@ -79,7 +82,7 @@ class LateStep(torch.optim.SGD):
 @dataclass
 class Loop:
     """A loop whose rank ``late`` is delayed in every part; ``passes`` make a step. It
-    returns the mean of each delay, and of the time from one step to the next.
+    returns, for each step that counts, each delay and the length of the step.
     """
 
     folder: Path
@@ -88,8 +91,9 @@ class Loop:
     clips: bool = True
     compiles: bool = False
 
-    def __call__(self) -> dict[str, float]:
+    def __call__(self) -> dict[str, list[float]]:
         took: dict[str, list[float]] = {part: [] for part in DELAYS}
+        ends: list[float] = []
 
         # in a compiled model, too
         @torch.compiler.disable
@@ -125,18 +129,15 @@ class Loop:
             wrapped.register_comm_hook(None, exchange)
             optimizer = LateStep(wrapped.parameters(), delay)
             with minitrain.record(wrapped, optimizer, self.folder, every=1000):
-                for number in range(STEPS):
+                for _ in range(STEPS):
                     self.step(wrapped, optimizer, delay)
-                    # of the steps that count; the first four do not
-                    if number == 3:
-                        start = time.perf_counter()
-                step_ms = 1e3 * (time.perf_counter() - start) / (STEPS - 4)
-        each = {part: len(values) // STEPS for part, values in took.items()}
-        return {"step_ms": step_ms} | {
-            part: sum(values[4 * each[part] :]) / (STEPS - 4)
-            for part, values in took.items()
-            if values
-        }
+                    ends.append(time.perf_counter())
+        of_step = {"step_ms": 1e3 * np.diff(ends, prepend=nan)}
+        for part, values in took.items():
+            if values:
+                of_step[part] = np.array(values).reshape(STEPS, -1).sum(1)
+        # the first four do not count
+        return {name: values[4:].tolist() for name, values in of_step.items()}
 
     def step(self, model: Any, optimizer: Any, delay: Any) -> None:
         for number in range(self.passes):
@@ -158,12 +159,19 @@ def test_planted_delays_are_booked_to_their_part_and_rank(
 ) -> None:
     loop = Loop(tmp_path / "run", late, **KINDS[kind])
     found = launch(loop, 2, timeout_s=240)
-    steps_ms = [one.pop("step_ms") for one in found]
-    took = found[late]
-    assert took.keys() == DELAYS.keys()
     times = read_times(tmp_path / "run")
     assert times is not None
     assert times.num_timed == STEPS - 4
+    # the shorter half of the steps: on a busy machine, any part of a step may be longer
+    longest_ms = np.max([one["step_ms"] for one in found], axis=0)
+    quiet = np.argsort(longest_ms)[: (STEPS - 4) // 2]
+    rows = rows_where(times.rows, np.isin(times.rows["step"], quiet + 4))
+    times = replace(times, rows=rows)
+    assert times.num_timed == len(quiet)
+    means = [{n: np.array(ms)[quiet].mean() for n, ms in one.items()} for one in found]
+    steps_ms = [one.pop("step_ms") for one in means]
+    took = means[late]
+    assert took.keys() == DELAYS.keys()
     mine, other = times.parts[str(late)], times.parts[str(1 - late)]
     for part, ms in took.items():
         # without what both have of it
@@ -182,7 +190,8 @@ def test_planted_delays_are_booked_to_their_part_and_rank(
     del took["comm_exposed_ms"]
     assert facts["late_part"] == max(took, key=took.__getitem__)
     assert facts["samples_per_s"] == pytest.approx(
-        2 * loop.passes * 4 / (max(mine["step_ms"], other["step_ms"]) / 1e3), rel=0.02
+        2 * loop.passes * 4 / (max(np.mean(one["step_ms"]) for one in found) / 1e3),
+        rel=0.02,
     )
 
 
