@@ -57,7 +57,7 @@ experiments: .venv/installed ## what `dvc exp run` tried: changes and results
 	@$(BIN)/dvc exp show --no-pager --only-changed --drop '$(OTHER)'
 
 docs: .venv-docs/installed ## the docs as a site, in site/
-	@.venv-docs/bin/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --quiet
 	@echo "The docs: site/index.html"
 
 help: ## this list
