@@ -2,8 +2,9 @@
 # `make test`: lint, types and tests. `make help` lists the others.
 PYTHON ?= python3
 BIN := .venv/bin
-# CPU=1: torch without CUDA, from the index that pytorch.org names for it
-TORCH := $(if $(filter 1,$(CPU)),--extra-index-url https://download.pytorch.org/whl/cpu)
+# CPU=1: torch without CUDA, from the index that pytorch.org names for it; only torch
+TORCH := $(if $(filter 1,$(CPU)),--no-deps --index-url https://download.pytorch.org/whl/cpu \
+  $(shell grep ^torch== requirements.lock))
 # -P: files of yours in the root are no modules of DVC
 DVC := $(BIN)/python -P -m dvc
 
@@ -82,7 +83,8 @@ study-peers: .venv-peers/installed
 	$(PYTHON) -m venv .venv
 	@echo "Installing what requirements.lock pins. At its end pip unpacks all of it, and says"
 	@echo "nothing for a minute or two, the last line being one of setuptools."
-	$(BIN)/python -m pip install $(TORCH) --requirement requirements.lock
+	$(if $(TORCH),$(BIN)/python -m pip install $(TORCH))
+	$(BIN)/python -m pip install --requirement requirements.lock
 	$(BIN)/python -m pip install --no-deps --no-build-isolation --editable .
 	@$(PRIVATE_CACHE)
 	@touch $@

@@ -13,7 +13,7 @@ from test_docs import written_by
 from minitrain.cli import quick
 from minitrain.core.params import load_params
 
-CPU_INDEX = "--extra-index-url https://download.pytorch.org/whl/cpu"
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 
 def would_run(*arguments: str, **variables: str) -> list[str]:
@@ -22,11 +22,12 @@ def would_run(*arguments: str, **variables: str) -> list[str]:
     return run_in(ROOT, *command, **{"CPU": "", **variables}).stdout.splitlines()
 
 
-def install(*arguments: str, **variables: str) -> str:
-    """The line that installs what requirements.lock pins."""
+def install(*arguments: str, **variables: str) -> list[str]:
+    """The lines that install packages of others."""
     lines = would_run(".venv/installed", *arguments, **variables)
-    (line,) = [line for line in lines if "--requirement requirements.lock" in line]
-    return line
+    return [
+        line for line in lines if "pip install" in line and " --editable" not in line
+    ]
 
 
 def installed(folder: Path) -> None:
@@ -39,11 +40,14 @@ def installed(folder: Path) -> None:
 
 
 def test_cpu_build_of_torch_is_one_word() -> None:
-    assert CPU_INDEX in install("CPU=1")
-    assert CPU_INDEX in install(CPU="1")
-    # else no other index is asked for anything
-    for without in ((), ("CPU=0",), ("CPU=",)):
-        assert "://" not in install(*without)
+    (rest,) = install()
+    assert rest.endswith(" pip install --requirement requirements.lock")
+    for torch, *others in (install("CPU=1"), install(CPU="1")):
+        # nothing but torch comes from the other index
+        assert re.search(rf" --no-deps --index-url {CPU_INDEX} torch==[\d.]+$", torch)
+        assert others == [rest]
+    for without in ("CPU=0", "CPU="):
+        assert install(without) == [rest]
 
 
 def test_make_ends_with_the_summary() -> None:
