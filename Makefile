@@ -28,7 +28,7 @@ OTHER := $(FILES)|Created|$(NUMBERS)|gloo-(?!1\.).*loss|gloo-(?!2\.).*verdict|nc
 .PHONY: all quick check test thorough lint studies experiments docs help
 .DEFAULT_GOAL := all
 
-all: .venv/installed ## set up, and run the pipeline: about three minutes on 2 cores
+all: .venv/installed ## set up, and run the pipeline: three to six minutes on 2 cores
 	@$(PRIVATE_CACHE)
 	@$(DVC) repro
 	@$(BIN)/minitrain summary
@@ -38,10 +38,10 @@ quick: .venv/installed ## the pipeline with 20 steps and 5 rounds, in .dvc/tmp/q
 	@cd .dvc/tmp/quick && $(CURDIR)/$(BIN)/minitrain summary
 
 # they wait for nothing, so a third process would only import what the others do
-check: lint ## lint, types and the quick tests: a minute
+check: lint ## lint, types and the quick tests: one to two minutes
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) --numprocesses 2 -m "not slow"
 
-test: lint .venv-peers/installed .venv-docs/installed ## lint, types and all tests: a quarter of an hour
+test: lint .venv-peers/installed .venv-docs/installed ## lint, types and all tests: 15 to 30 minutes
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE)
 
 thorough: export MINITRAIN_ALL := 1
