@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from threading import get_ident
 from typing import Any, Literal, TextIO
@@ -91,10 +92,11 @@ class RecordingClock:
         self.phase: Phase = "data"
         self.steps, self.stamped_s, self.thread = 0, time.monotonic(), 0
 
-    def use_events(self) -> None:
+    def use_events(self, device: torch.device) -> None:
         """Switch to CUDA events, for a model on a GPU; call it in phase "data"."""
         self.mark("data", "data")
-        self._now, self._on_gpu = _event, True
+        # of that GPU, which need not be the current one
+        self._now, self._on_gpu = partial(_event, device), True
         self.restart()
 
     def restart(self) -> None:
@@ -172,7 +174,7 @@ class RecordingClock:
         # after an error on the GPU no event can be waited for, or read
         with suppress(RuntimeError):
             if self._on_gpu and self._unread:
-                torch.cuda.synchronize()
+                self._unread[-1][1].spans[-1][2].synchronize()
             self._write()
         if self._file is not None:
             with suppress(OSError):
@@ -209,9 +211,9 @@ class RecordingClock:
         self._unread = deque(maxlen=0)
 
 
-def _event() -> torch.cuda.Event:
+def _event(device: torch.device) -> torch.cuda.Event:
     event = torch.cuda.Event(enable_timing=True)
-    event.record()
+    event.record(torch.cuda.current_stream(device))
     return event
 
 

@@ -218,8 +218,8 @@ class Recorder:
                 self._rows.evals += torch.is_grad_enabled() and not module.training
                 self._clock.evaluates()
             return
-        if self._rows.forwards == 0 and next(self._inner.parameters()).is_cuda:
-            self._clock.use_events()
+        if self._rows.forwards == 0 and (one := next(self._inner.parameters())).is_cuda:
+            self._clock.use_events(one.device)
         self._clock.pass_begins(args, options)
         self._optimizers.forward_begins()
         self._rows.forwards += 1

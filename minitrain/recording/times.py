@@ -1,9 +1,9 @@
 """The times of a recording, for the step account and the detection of stragglers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import nan
+from math import inf, nan
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -177,6 +177,9 @@ def read_times(folder: Path, *, waits_within: bool = False) -> Times | None:
         except ValueError as error:
             raise UserError(f"{file}: damaged: {str(error)[:80]}") from None
     rows = {name: np.concatenate([of[name] for of in ranks]) for name in ranks[0]}
+    paused = rows["step"][rows["after_interruption"]]
+    # while one rank evaluates, the others wait
+    rows["after_interruption"] = np.isin(rows["step"], paused)
     return Times(rows, frozenset(hosts), frozenset(is_open), waits_within)
 
 
@@ -194,11 +197,15 @@ def _cells(lines: Sequence[str]) -> dict[str, Floats]:
     return dict(zip(COLUMNS, columns, strict=True))
 
 
-def _as_timings(table: Mapping[str, Floats], rank: int) -> Columns:
-    count = len(table["step"])
+def _as_timings(table: dict[str, Floats], rank: int) -> Columns:
+    # a step of the loop has one of each optimizer, in the order of their numbers
+    begins = np.flatnonzero(np.diff(table["optimizer"], prepend=inf) <= 0)
+    if (count := len(begins)) < len(table["step"]):
+        last = np.fmax.reduceat(table["last_gradient_ns"], begins)
+        table = {name: np.add.reduceat(of, begins) for name, of in table.items()}
+        table["last_gradient_ns"] = last
     same = ("data_ms", "forward_ms", "other_ms", "optimizer_ms")
     return {name: table[name] for name in same} | {
-        # count rows, since each optimizer counts its own steps
         "step": np.arange(count),
         "rank": np.full(count, rank),
         "to_last_bucket_ms": table["backward_ms"],
@@ -206,7 +213,7 @@ def _as_timings(table: Mapping[str, Floats], rank: int) -> Columns:
         "backward_ms": table["backward_ms"] + table["exposed_ms"],
         "last_bucket_at_ns": table["last_gradient_ns"],
         "tokens": table["samples"],
-        "kind": np.where(table["recorded"] == 1, "bracketed", "plain"),
+        "kind": np.where(table["recorded"] > 0, "bracketed", "plain"),
         "recorded": np.full(count, False),
         # a pause between steps, which is not counted in them
         "after_interruption": table["evals"] > 0,

@@ -37,11 +37,12 @@ def prepare() -> None:
     The arguments of :func:`minitrain.record` are read from the environment, as JSON.
     """
     settings = json.loads(os.environ[SETTINGS])
-    call, watches = nn.Module.__call__, True
+    call, destroy, leave = nn.Module.__call__, dist.destroy_process_group, sys.exit
+    watches, recorder = True, None
 
     @wraps(call)
     def watched(module: nn.Module, *args: Any, **options: Any) -> Any:
-        nonlocal watches
+        nonlocal watches, recorder
         # a compiled model keeps this function
         is_on = not torch.compiler.is_compiling() and watches
         may_train = is_on and module.training and torch.is_grad_enabled()
@@ -56,16 +57,29 @@ def prepare() -> None:
         if found:
             # before the pass, which is recorded by the hooks that this adds
             nn.Module.__call__ = call  # type: ignore[method-assign]
-            _record(module, settings)
+            recorder = _record(module, settings)
         try:
             return call(module, *args, **options)
         finally:
             watches = not found
 
+    @wraps(destroy)
+    def stop_before(group: Any = None) -> None:
+        if recorder is not None and (group is None or group is dist.group.WORLD):
+            recorder.stop()
+        destroy(group)
+
+    @wraps(leave)
+    def leave_with(code: Any = None, /) -> None:
+        # Hydra leaves so after an error, of which no other trace is left at exit
+        sys.last_value = SystemExit(code)
+        leave(code)
+
     nn.Module.__call__ = watched  # type: ignore[method-assign]
+    dist.destroy_process_group, sys.exit = stop_before, leave_with  # type: ignore[assignment]
 
 
-def _record(model: nn.Module, settings: dict[str, Any]) -> None:
+def _record(model: nn.Module, settings: dict[str, Any]) -> Any:
     recorder = None
     try:
         from minitrain.recording.recorder import Recorder
@@ -80,23 +94,15 @@ def _record(model: nn.Module, settings: dict[str, Any]) -> None:
             raise
         text = " ".join(f"{kind}{error}".split())
         note(f"minitrain: nothing is recorded: {text}")
-        return
+        return None
     held = _held()
     if others := len(held.difference(map(id, model.parameters()))):
         note(
             f"minitrain: note: {others} of {len(held)} parameters of the optimizers "
             f"are not in {type(model).__name__}: use minitrain.record in the script"
         )
-    destroy = dist.destroy_process_group
-
-    @wraps(destroy)
-    def stop_before(group: Any = None) -> None:
-        if group is None or group is dist.group.WORLD:
-            recorder.stop()
-        destroy(group)
-
-    dist.destroy_process_group = stop_before
     stop_at_exit(recorder)
+    return recorder
 
 
 def stop_at_exit(recorder: Any) -> None:
