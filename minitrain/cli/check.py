@@ -34,9 +34,6 @@ EXAMPLES = {
     "another one brings what it reads, and its loss": (
         "minitrain check net.py:build --batches net.py:batches --loss net.py:loss"
     ),
-    "a smaller one, with another strategy": (
-        "minitrain check my_model.py:build --arg n_embd=32 --sync flat"
-    ),
 }
 ALL = "all"
 # arguments of check_data_parallel, as messages name them, that are options here

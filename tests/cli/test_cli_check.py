@@ -238,7 +238,7 @@ def test_all_strategies(
     few = ("ddp", "invariant", "fsdp", "powersgd")
     monkeypatch.setattr(check, "STRATEGIES", few)
     own = ["--batches", f"{model}:images", "--loss", f"{model}:loss_of_images"]
-    every = ["--sync", "all", "--steps", "2"]
+    every = ["--sync", "all", "--steps", "12"]
     assert run(["check", f"{model}:batch_norm", *own, *every]) == 0
     printed = capsys.readouterr()
     assert "float64: 4 strategies, one after the other ...\n" in printed.err
