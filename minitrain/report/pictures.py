@@ -72,8 +72,8 @@ def draw_account(
     axes.set_yticks(range(len(runs)), runs)
     axes.set_ylim(len(runs) - 0.3, -0.6)
     negative = [p for of in accounts.values() for p in PARTS if (of.get(p) or 0.0) < 0]
-    noise = "; hatched: a difference of means, negative by noise" if negative else ""
-    axes.set_xlabel(f"mean milliseconds of a step{noise}")
+    hint = "; hatched: a difference of means below zero" if negative else ""
+    axes.set_xlabel(f"mean milliseconds of a step{hint}")
     axes.axvline(0, color=BLACK, linewidth=0.8)
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)

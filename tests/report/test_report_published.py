@@ -99,7 +99,7 @@ def test_numbers_are_those_of_the_files(tmp_path: Path) -> None:
     assert "A/A duplicate" not in made
     assert "2026-01-02: Example CPU, 2 cores" in made
     line = " ".join(made.split())
-    assert "Identical arms (3 pairs) differed by up to 1.6 %: smaller diff" in line
+    assert "of identical arms (3 pairs) reach up to 1.6 % from equal speed" in line
     assert "with the whole batch is 3.1e-06: within tolerance.*" in line
     assert max(map(len, made.splitlines()[-6:])) <= 100
 
