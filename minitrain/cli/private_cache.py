@@ -12,43 +12,27 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from stat import S_ISDIR
 
 from minitrain.core.errors import UserError, run_stage
 
-KEY = "core.site_cache_dir"
-
 
 def make_private_cache(project: Path) -> Path:
-    """Create the cache folder, write its path to DVC's local config, and return the
-    path.
-
-    Raises:
-        UserError: ``project`` is not a DVC project, the folder is not yours, or DVC
-            fails.
+    """Create the cache folder, write its path to DVC's local config, and return it.
+    Raises UserError if ``project`` is not a DVC project, or DVC fails.
     """
-    # root in a container may share the project with a user: each has its own folder
-    user = os.geteuid()
     if not (project / ".dvc").is_dir():
         raise UserError(f"{project}: must be a project of DVC")
-    folder = project.resolve() / ".dvc" / "tmp" / f"site-cache-{user}"
-    folder.parent.mkdir(exist_ok=True)
-    folder.mkdir(mode=0o700, exist_ok=True)
-    found = folder.lstat()
-    if not S_ISDIR(found.st_mode) or found.st_uid != user:
-        raise UserError(f"{folder}: must be a folder of yours; remove it")
-    folder.chmod(0o700)
+    # root in a container may share the project with a user: each has its own folder
+    folder = project.resolve() / ".dvc" / "tmp" / f"site-cache-{os.geteuid()}"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     config = project / ".dvc" / "config.local"
     # DVC takes a second to start, so it is called for a change only
     lines = config.read_text().splitlines() if config.is_file() else []
     if f"site_cache_dir = {folder}" not in map(str.strip, lines):
-        command = [sys.executable, "-P", "-m", "dvc", "config", "--local", KEY]
-        done = subprocess.run(
-            [*command, str(folder)], cwd=project, capture_output=True, text=True
-        )
-        if done.returncode:
-            why = done.stderr.strip() or f"dvc config exits with {done.returncode}"
-            raise UserError(f"{config}: {KEY} not set: {why}")
+        command = [sys.executable, "-P", "-m", "dvc", "config", "--local"]
+        key = "core.site_cache_dir"
+        if subprocess.run([*command, key, str(folder)], cwd=project).returncode:
+            raise UserError(f"{config}: {key} not set, as the lines above say")
     return folder
 
 

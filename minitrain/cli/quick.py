@@ -19,7 +19,6 @@ from minitrain.core.files import open_atomic
 from minitrain.core.params import load_params
 
 COPY = Path(".dvc/tmp/quick")
-FOLDERS = ("minitrain", "stages", "studies")
 CACHE = shutil.ignore_patterns("__pycache__")
 FILES = ("dvc.yaml", ".dvcignore", "requirements.lock", ".dvc/config")
 # results of studies in metrics/, which the report shows
@@ -35,7 +34,7 @@ OWN = (("corpus", "source"), ("model", "file"), ("model", "deps"))
 def main() -> None:
     """Run the pipeline, shortened, in a copy of the project; UserError if it fails."""
     load_params(Path("params.yaml"))
-    for name in FOLDERS:
+    for name in ("minitrain", "stages", "studies"):
         shutil.rmtree(COPY / name, ignore_errors=True)
         # of studies the code alone: the report states whether it has changed
         shutil.copytree(
