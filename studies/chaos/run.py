@@ -29,9 +29,11 @@ STUDY = Path(__file__).resolve().parent
 
 
 def main() -> None:
-    # restore signals that nohup ignores, since trials must be interruptible
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    # trials must be interruptible under nohup, too: children inherit what is ignored,
+    # but no handler
+    for number in (signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
     study = load_study(STUDY, Chaos)
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trials", type=int, default=study.trials)
