@@ -5,6 +5,7 @@ from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator
 from rows import STUDY
 from sections import busy_meanwhile, errors_of, title
 
@@ -64,8 +65,10 @@ def draw(table: pd.DataFrame, said: str, path: Path) -> None:
     for row in held_out[away > BAND].to_dict("records"):
         name_outlier(axes, row)
     axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_major_formatter("{x:g}")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_major_formatter("{x:g}")
+        axis.set_minor_formatter("")
     axes.set_xlabel("measured milliseconds a step (median of the rounds)")
     axes.set_ylabel("predicted milliseconds a step")
     axes.legend(loc="upper left", frameon=False, fontsize=9)
