@@ -19,7 +19,6 @@ from minitrain.data.batches import causal_lm_loss
 from minitrain.data.cut import InMemory, count_targets, tensors_of
 from minitrain.model.factory import Wrapped, computed_loss, make_model, try_model
 from minitrain.sync.catalog import find_strategy
-from minitrain.sync.compressed import FIRST_POWERSGD_STEP, PowerSGD
 from minitrain.sync.ddp_buckets import StockDDP
 from minitrain.sync.guarantees import Defaults, Tuning
 from minitrain.sync.strategy import Strategy, copy_buffers, load_buffers, trained
@@ -166,10 +165,6 @@ def refuse_what_cannot_be(config: RunConfig, world_size: int) -> None:
     ``world_size`` ranks. To find out, it also runs the model in this process.
     """
     config.sync.guarantees.require(config.tuning, world_size, config.precision)
-    least = FIRST_POWERSGD_STEP + 2
-    if issubclass(config.sync, PowerSGD) and config.steps < least:
-        line = f"must be at least {least} with powersgd, which begins with step 10"
-        raise UserError(f"steps = {config.steps}: {line}")
     shards = config.num_shards(world_size)
     parts = shards * config.grad_accumulation_steps
     data = in_memory_of(config)

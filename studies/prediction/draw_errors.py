@@ -48,13 +48,8 @@ def draw(table: pd.DataFrame, said: str, path: Path) -> None:
     label = f"within {100 * BAND:.0f} %"
     axes.fill_between(ends, low, high, color="#e4e4e4", linewidth=0, label=label)
     fitted = table[table["role"] == "fit"]
-    axes.plot(
-        fitted["measured_ms"],
-        fitted["predicted_ms"],
-        "x",
-        color=GRAY,
-        label=f"fitted ({len(fitted)})",
-    )
+    x, y = fitted["measured_ms"], fitted["predicted_ms"]
+    axes.plot(x, y, "x", color=GRAY, label=f"fitted ({len(fitted)})")
     for name, (color, shape) in LOOKS.items():
         rows = held_out[held_out["kind"] == name]
         if len(rows):

@@ -235,10 +235,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"factory": Scaled, "sync": "powersgd", "steps": 12},
         "model: logit_scale has no dimension, as PowerSGD needs",
     ),
-    (
-        {"sync": "powersgd", "steps": 11},
-        "steps = 11: must be at least 12 with powersgd, which begins with step 10",
-    ),
     ({"sync": "powersdg"}, f"sync = 'powersdg': {SYNCS} (did you mean powersgd?)"),
     ({"sync": None}, "sync = None: must be a name, or a class that derives from "),
     ({"sync": "train.sync:X"}, "sync = 'train.sync:X': ModuleNotFoundError: No"),
