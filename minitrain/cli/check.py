@@ -125,14 +125,18 @@ def _climb(
     # return ladders, reasons of refusals and reasons of failures, each by strategy
     # torch takes seconds to import: not for --help
     from minitrain.check.data_parallel import ANY_VERDICT, check_data_parallel
+    from minitrain.sync.compressed import FIRST_POWERSGD_STEP
 
     ladders, mistakes = {}, []
     refused: dict[str, str] = {}
     failed: dict[str, str] = {}
     given |= {"accept": ANY_VERDICT, "show": sync != ALL}
+    steps, least = given["steps"], {"powersgd": FIRST_POWERSGD_STEP + 2}
     names = [*STRATEGIES] if sync == ALL else [sync]
     for name in progress(names, "strategies", show=sync == ALL):
         try:
+            if steps < least.get(name, 0):
+                raise UserError(f"steps = {steps}: at least {least[name]} for {name}")
             ladders[name] = check_data_parallel(sync=name, **given)
         except (UserError, RankError) as error:
             if sync != ALL:

@@ -24,7 +24,7 @@ from minitrain.check.inputs import (
 from minitrain.cli import check
 from minitrain.cli.check import holds, in_words
 from minitrain.cli.main import run
-from minitrain.core.errors import RankError
+from minitrain.core.errors import RankError, UserError
 from minitrain.data.batches import IGNORE_INDEX
 
 pytestmark = pytest.mark.slow
@@ -250,6 +250,8 @@ def test_all_strategies(
     end = "batch norm normalizes by each rank's own samples"
     for name in few[:3]:
         assert f"; not compared with one process: {end}" in said[name]
+    with pytest.raises(UserError, match="--steps = 3: at least 12 for powersgd"):
+        run(["check", f"{model}:batch_norm", *own, "--sync", "powersgd"])
     # only its loss is compared, and was
     assert "one process" not in said["powersgd"]
     own = ["--batches", f"{model}:batches", "--loss", f"{model}:loss"]
