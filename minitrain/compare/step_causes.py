@@ -236,7 +236,7 @@ def also_unlike(place: StepPair) -> Difference | None:
 
 
 def cause_in_buffers(ranks: Sequence[int], world_size: int) -> Why:
-    """Return why buffers differ on ``ranks`` while gradients and parameters agree."""
+    """Return why buffers of two runs differ on ``ranks``, though parameters agree."""
     if ranks and 0 not in ranks and world_size > 1:
         return why(Cause.BUFFERS_NOT_BROADCAST)
     return UNKNOWN
@@ -279,8 +279,8 @@ def buffers_unlike(place: StepPair, exact: bool) -> Difference | None:
 
 def share_apart(a: Row | None, b: Row | None) -> float:
     """Return the distance of two fingerprints of a tensor, as a share of the larger
-    norm: 0 only for equal bits; infinity if one is None, of integers, or the only one
-    not finite; NaN if both are not finite.
+    norm: 0 only for equal bits; else infinity if one is None or of integers, or only
+    one is finite; NaN if none is finite.
     """
     if a and b and a["hash"] == b["hash"]:
         return 0.0

@@ -37,8 +37,8 @@ class Environment(Section):
 
 
 class Corpus(Section):
-    """Source of samples: your own text, or a verb table (.csv), from which the grammar
-    generates ``num_sentences`` sentences.
+    """Source of samples: your own text, or a verb table (.csv), from which a built-in
+    grammar generates ``num_sentences`` sentences.
     """
 
     source: str

@@ -192,7 +192,7 @@ def try_model(
 
 
 class Wrapped(DistributedDataParallel):
-    """Wrapper that stands for DDP's in one process, to try a user's loss function."""
+    """Stand-in for DDP's wrapper in one process, to try a user's loss function."""
 
     def __init__(self, module: nn.Module) -> None:
         nn.Module.__init__(self)

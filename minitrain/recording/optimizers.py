@@ -131,8 +131,8 @@ class Stepped:
 
 
 def spacing(step: int, every: int) -> int:
-    """Return the distance of recorded steps at ``step``: ``every``; ten times as much
-    after :data:`DENSE` recorded steps, and so on. If ``every`` is 1, always 1.
+    """Return the distance between recorded steps at ``step``: ``every``; ten times as
+    much each time :data:`DENSE` steps were recorded. If ``every`` is 1, always 1.
     """
     found = every
     while every > 1 and step >= DENSE * found:
@@ -242,10 +242,10 @@ class Optimizers:
 
     def have_stepped(self, forwards: int, evals: int) -> bool:
         """Return true if each optimizer made a step since the last forward pass.
-        ``forwards`` and ``evals`` are the numbers of passes so far.
+        ``forwards`` and ``evals`` are the numbers of passes so far; false without any.
         """
         stepped, now = self._stepped(), (forwards, evals)
-        return bool(stepped) and all((o.forwards, o.evals) == now for o in stepped)
+        return {(o.forwards, o.evals) for o in stepped} == {now} != {(0, 0)}
 
     def hold(self) -> set[int]:
         """Return the ``id`` of each parameter that is in any optimizer now."""

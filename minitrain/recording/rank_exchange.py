@@ -203,7 +203,7 @@ class RankExchange:
         return meets and self._meetings.come("the end", step) is None
 
     def tell(self, found: Iterable[Alarm]) -> None:
-        """Report new findings from this rank's rows alone; raises as :meth:`look`."""
+        """Report findings that need no other rank's rows; raises as :meth:`look`."""
         self._report(self._judge.new(found))
 
     def look(self, wait_s: float = 0.0) -> None:

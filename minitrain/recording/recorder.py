@@ -145,7 +145,7 @@ class Recorder:
         self.close(failed=error is not None and error is not self._error_at_start)
 
     def close(self, failed: bool) -> None:
-        """Stop; if the run ``failed``, write no last row: it counts as unfinished."""
+        """Stop recording. A run that ``failed`` gets no last row: it is unfinished."""
         if self._state != "recording":
             return
         self._listen_no_more()

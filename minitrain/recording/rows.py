@@ -113,7 +113,7 @@ class StepRows:
 
     ``also``: other modules to hash, by name. ``calls`` records calls of modules within
     a pass, unless None. ``forwards`` counts training passes, ``evals`` passes with
-    gradients in evaluation mode, both in all steps. ``begun``: the unfinished row of
+    gradients in evaluation mode, recorded or not. ``begun``: the unfinished row of
     each optimizer that is in a recorded step, by the optimizer's number.
     """
 

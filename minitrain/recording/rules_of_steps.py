@@ -192,8 +192,8 @@ def settings_of(row: Row) -> dict[str, dict[str, Hashable]]:
 
 
 def wrappers(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
-    """Yield a note if the model was wrapped again: a new wrapper has none of the hooks
-    added to the old one, and broadcasts the weights.
+    """Yield a note if the model was wrapped again since the rows ``before``: a new
+    wrapper has none of the old one's hooks, and broadcasts the weights.
     """
     now = [row["wrapper_id"] for row in rows]
     was = [row["wrapper_id"] for row in before or ()] or [0] * len(rows)

@@ -61,7 +61,7 @@ def markdown(template: str, **values: Any) -> Markup:
 
 
 def markup(template: str, **values: Any) -> str:
-    """Render a template to HTML or SVG."""
+    """Render the HTML or SVG file ``template`` with ``values``, which are escaped."""
     return _MARKUP.get_template(template).render(values)
 
 

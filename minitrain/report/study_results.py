@@ -138,7 +138,7 @@ class Expectation(StrEnum):
 
 @dataclass(frozen=True)
 class Hosts(Studied):
-    """The study of two hosts: link rates, expected and measured all-reduces."""
+    """Results of the study of two hosts: rates of links, times of all-reduces."""
 
     @cached_property
     def busy(self) -> str | None:

@@ -98,7 +98,7 @@ class Invariant(Flat):
 
 
 class InvariantSharedMemory(Invariant):
-    """:class:`Invariant` with the upper levels of its tree summed in shared memory."""
+    """:class:`Invariant` for ranks of one host, which add in shared memory."""
 
     guarantees: ClassVar[Guarantees] = GUARANTEES["invariant_shm"]
 

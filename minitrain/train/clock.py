@@ -67,7 +67,7 @@ class StepClock:
 
 
 def bucket_times(trace: SyncTrace, backward_ms: float, end_ns: int) -> Row:
-    """Return times of a row: how backward overlaps with the reduction of its buckets.
+    """Return the times that show how backward overlaps with the reduction of buckets.
 
     Args:
         trace: Buckets of the step.

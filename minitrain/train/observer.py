@@ -234,8 +234,8 @@ class StepObserver(Observer):
 
 
 def watches_parts(worker: "Worker") -> StepObserver:
-    """Return the observer of a pipeline run. If the strategy has a backward pass
-    without communication, that pass is timed too, to split step time into parts.
+    """Return the observer of a run of stage ``train``. If the strategy has a backward
+    pass without communication, that is timed too, to split step time into parts.
     """
     return StepObserver(worker, worker.sync.has_account)
 

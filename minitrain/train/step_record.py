@@ -106,7 +106,7 @@ class StepRecord:
         self.values: dict[str, Any] = {}
 
     def kept(self) -> Row:
-        """Return the rows so far, without tensors, for a checkpoint."""
+        """Return a dictionary of the rows so far, without tensors, for a checkpoint."""
         return {"rows": self.rows, "layout": self._layout}
 
     def restore(self, kept: Row) -> None:
@@ -308,7 +308,7 @@ def mean_losses(results: Iterable[TrainResult]) -> list[float]:
 
 
 def mean_loss(shares: Iterable[Sequence[float]]) -> float:
-    """Return the mean loss, the sum of its ``shares``, a sequence per rank."""
+    """Return the mean loss: the sum of each rank's ``shares``, weighted by targets."""
     # correctly rounded, so it does not depend on how the batch was distributed
     return math.fsum(share for rank in shares for share in rank)
 

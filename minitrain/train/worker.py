@@ -39,7 +39,7 @@ class Worker:
 
     Attributes:
         model: The plain module; ``sync`` wraps it.
-        streams: Random numbers by shard if a rank may have several shards, else None.
+        streams: Random generators by shard if a rank may have several, else None.
     """
 
     def __init__(

@@ -50,6 +50,19 @@ def test_optimizer_without_a_rate(tmp_path: Path) -> None:
     assert [row["lr"] for row in steps_of(tmp_path)] == [[], []]
 
 
+def test_loss_of_a_method_of_the_model_is_not_called_late(tmp_path: Path) -> None:
+    model = Net(dropout=0)
+    optimizer = SGD(model.parameters(), lr=0.01)
+    with minitrain.record(model, optimizer, tmp_path) as recorder:
+        for step in range(3):
+            loss = model.forward(batch(step)).square().mean()
+            loss.backward()
+            recorder.loss(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+    assert "loss" not in findings(tmp_path)
+
+
 @pytest.mark.parametrize("left", [False, True])
 def test_gradients_of_autograd_grad_replace_the_old_ones(
     tmp_path: Path, left: bool

@@ -137,8 +137,8 @@ class Corpus:
         )
 
     def data_rung(self, task: Task, record: Record) -> Rung:
-        """Return the rung of samples: each once per epoch, sample i on rank i % W,
-        batches of the right size and number of targets, another order in each epoch.
+        """Return the rung that checks samples: each once per epoch, sample i on rank
+        i % W, batches of the right size and number of targets, a new order per epoch.
         """
         count, size = len(self.names), self.params["train"]["global_batch_size"]
         per_epoch = -(-count // size)
