@@ -3,6 +3,7 @@
 import ast
 import importlib.metadata
 import re
+import shutil
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -105,6 +106,27 @@ def test_workflow_runs_jobs_that_exist_with_the_promised_python() -> None:
     assert (done.returncode, done.stderr) == (2, line)
     (python,) = [s["with"] for s in job["steps"] if "python" in s.get("uses", "")]
     assert (ROOT / python["cache-dependency-path"]).is_file()
+
+
+def test_page_of_the_package_links_to_files_that_exist(tmp_path: Path) -> None:
+    for name in ("README.md", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+    script = ROOT / "docs/package_page.py"
+    site = "https://host/owner/name"
+    done = run_in(tmp_path, sys.executable, script, site, "v1")
+    assert done.returncode == 0, done.stderr
+    links = re.findall(r"\]\(([^)]+)\)", (tmp_path / "README.md").read_text())
+    assert [link for link in links if not link.startswith(("https://", "#"))] == []
+    ours = [link.removeprefix(site) for link in links if link.startswith(site)]
+    assert "/raw/v1/metrics/scaling.png" in ours
+    table = tomllib.loads((tmp_path / "pyproject.toml").read_text())["project"]["urls"]
+    for link in [
+        *ours,
+        *(url.removeprefix(site) for url in table.values() if url != site),
+    ]:
+        path = re.sub(r"^/(blob|raw)/v1/|#.*", "", link)
+        assert (ROOT / path).exists(), link
+    assert script.name in (ROOT / ".github/workflows/release.yml").read_text()
 
 
 def imported() -> set[str]:
