@@ -45,7 +45,7 @@ def draw(together: pd.DataFrame) -> None:
         axes.plot(x, 100 * own["floor_p50"], shape, color=color, label=name)
         below.bar(x, 100 * own["alarms_apart"], width=0.2, color=color)
         for at, rate, judged in zip(x, own["alarms_apart"], own["judged"], strict=True):
-            said = f"{100 * rate:.1f}\nof {judged}"
+            said = f"{100 * rate:.1f} %\nof {judged}"
             below.annotate(said, (at, 100 * rate), ha="center", va="bottom", fontsize=7)
     for one in (axes, below):
         one.set_xticks(range(len(counts)), [str(count) for count in counts])
