@@ -52,7 +52,7 @@ def draw_speed(
         f"batch {large}, {STOCK} {100 * stock:.0f} %"
     )
     arms = sorted(arms, key=lambda arm: -speeds[large].compare(arm, CEILING).ratio)
-    figure, axes = canvas(0.32 * len(arms), title, right=0.97, left=0.33, head=0.4)
+    figure, axes = canvas(0.32 * len(arms), title, right=0.97, left=0.4, head=0.4)
     for offset, size, color in ((-0.15, large, BLUE), (0.15, small, ORANGE)):
         for row, arm in enumerate(arms):
             found = speeds[size].compare(arm, CEILING)
