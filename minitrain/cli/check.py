@@ -72,9 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def answer(options: argparse.Namespace) -> Answer:
-    """Check the model with one strategy or all; ``ok`` if :func:`holds` is true, and no
-    strategy failed.
-    """
+    """Check the model with one strategy or all; ``ok``: none failed, :func:`holds`."""
     begun = time.monotonic()
     try:
         given, shortened = _given(options)

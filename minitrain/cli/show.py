@@ -45,9 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def answer(options: argparse.Namespace) -> Answer:
-    """Describe one recording, or two and their comparison; ``ok`` without alarms and if
-    two are the same computation.
-    """
+    """Describe one recording, or compare two; ``ok``: no alarm, same computation."""
     from minitrain.recording.shown import read_shown
 
     if (page := options.html) and (page.suffix != ".html" or page.is_dir()):

@@ -86,7 +86,7 @@ def cause_in_run_data(
 ) -> Why:
     """Return why a global batch has other samples in the run than in the replay, given
     its rows ``ours`` and ``theirs``. ``batches``: rows of all batches of the run, which
-    may repeat an earlier one. (For recordings: step_causes.cause_in_run_data.)
+    may repeat an earlier one. (For recordings: step_causes.cause_in_data.)
     """
     if (count := ours["repeated"] - theirs["repeated"]) > 0:
         return why(Cause.REPEATED, side=side, count=count)

@@ -38,7 +38,7 @@ def at(place: StepPair, what: What, cause: Why, much: str, **more: Any) -> Diffe
 
 def cause_in_data(place: StepPair, before: StepPair | None) -> Why:
     """Return why the samples of a step differ; ``before`` is the previous recorded
-    step, or None. (For runs: diagnosis.cause_in_data.)
+    step, or None. (For runs: diagnosis.cause_in_run_data.)
     """
     a, b = samples(place.a), samples(place.b)
     inputs = [samples(rows, "unlabelled") for rows in (place.a, place.b)]

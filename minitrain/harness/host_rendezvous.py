@@ -172,9 +172,7 @@ class HostRendezvous:
         return self._exchange(error, going_on_s + REPORTS_S, REPORTS_S)
 
     def ended_elsewhere(self) -> bool:
-        """Return True once another host has reported a failure of this attempt, or the
-        first host is lost.
-        """
+        """Return True once another host failed in this attempt, or host 0 is lost."""
         try:
             return any(self._read(self._polled).values())
         except dist.DistError:

@@ -129,9 +129,10 @@ class Backwards:
             self._num_backwards += 1
             if self._last_forward is not None:
                 self._last_forward.has_backward = True
-        known = self.known.get(name)
+        known, since = self.known.get(name), self._first_forward
         if known is not None and known.version is None:
-            # torch.autograd.grad called this hook, and added nothing
+            # torch.autograd.grad called this hook; the script may add what it returned
+            since = since if gradient is None else known.since
             known = None
         if known is not None and known.last_backward == self._num_backwards:
             return
@@ -140,7 +141,7 @@ class Backwards:
         # a gradient that is zero but unchanged since its pass was not dropped
         is_new = gradient is None or (changed and _is_zero(gradient))
         if is_new or known is None:
-            known = Gradient(self._first_forward, there=not is_new)
+            known = Gradient(since, there=not is_new)
             self.known[name] = known
         elif changed and not known.synced:
             known.touched = True

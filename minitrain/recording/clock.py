@@ -153,7 +153,7 @@ class RecordingClock:
     def step_begins(self, by_closure: bool) -> None:
         """End phase "other", and begin "optimizer"; with a closure, stay in "data"."""
         then: Phase = "data" if by_closure else "optimizer"
-        self.mark("data" if by_closure else "other", then)
+        self.mark("data" if by_closure and self.phase == "data" else "other", then)
 
     def step_ended(self, optimizer: int, step: int, recorded: bool) -> None:
         """End a step, and write its row; the times of ``recorded`` steps include the

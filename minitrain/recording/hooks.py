@@ -217,7 +217,7 @@ def is_within_a_step() -> bool:
 
 def is_lazy(inner: nn.Module) -> bool:
     """Return true if a pass has yet to make some of the parameters (``LazyLinear``)."""
-    return any(map(nn.parameter.is_lazy, inner.parameters()))
+    return any(map(nn.parameter.is_lazy, [*inner.parameters(), *inner.buffers()]))
 
 
 def is_compiled(module: nn.Module) -> bool:

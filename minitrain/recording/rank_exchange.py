@@ -224,9 +224,7 @@ class RankExchange:
         self._report(found)
 
     def close(self) -> None:
-        """Leave the exchange; without a last row, the others get an alarm. Calling it
-        twice is harmless.
-        """
+        """Leave the exchange, once; without a last row, the others get an alarm."""
         self._meetings.leave()
         if not self._has_ended:
             with suppress(RuntimeError):

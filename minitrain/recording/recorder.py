@@ -110,6 +110,8 @@ class Recorder:
         self._stalls: StallWatch | None = None
         self._state: Literal["new", "recording", "ended"] = "new"
         self._due = True
+        # by sys.exit, since the last step
+        self.left: SystemExit | None = None
 
     def start(self) -> None:
         """Add the hooks. UserError if called twice, or if the folder has a recording.
@@ -255,6 +257,7 @@ class Recorder:
 
     def _step_begins(self, stepped: Stepped) -> None:
         self._clock.step_begins(stepped.by_closure)
+        self.left = None
         exchange = self.begin()
         if stepped.is_due(self._every):
             together = self._meet(stepped, exchange, has_ended=False)

@@ -34,7 +34,7 @@ class Shown:
     def num_steps(self) -> int:
         """The number of steps of the run; a lower bound if it ended early."""
         ranks = self.recording.ranks.values()
-        made = [sum(rank.end["steps"].values()) for rank in ranks if rank.end]
+        made = [max([0, *one.end["steps"].values()]) for one in ranks if one.end]
         seen = [len({*rank.steps}) for rank in ranks]
         return max([*made, *seen, 0 if self.times is None else self.times.num_steps])
 

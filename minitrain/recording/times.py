@@ -198,8 +198,9 @@ def _cells(lines: Sequence[str]) -> dict[str, Floats]:
 
 
 def _as_timings(table: dict[str, Floats], rank: int) -> Columns:
-    # a step of the loop has one of each optimizer, in the order of their numbers
-    begins = np.flatnonzero(np.diff(table["optimizer"], prepend=inf) <= 0)
+    # a step of the loop has one of each optimizer, in the order of the first step
+    _, first, which = np.unique(table["optimizer"], True, True)
+    begins = np.flatnonzero(np.diff(first[which], prepend=inf) <= 0)
     if (count := len(begins)) < len(table["step"]):
         last = np.fmax.reduceat(table["last_gradient_ns"], begins)
         table = {name: np.add.reduceat(of, begins) for name, of in table.items()}

@@ -14,6 +14,7 @@ from functools import wraps
 from multiprocessing import parent_process
 from multiprocessing.util import Finalize
 from pathlib import Path
+from threading import current_thread, main_thread
 from typing import Any
 
 import torch
@@ -49,7 +50,8 @@ def prepare() -> None:
         # modules of data loaders, which have no parameters, are called often
         trains = may_train and any(p.requires_grad for p in module.parameters())
         # a lazy model gets its parameters in a dry run
-        if not trains or any(map(nn.parameter.is_lazy, module.parameters())):
+        made = [*module.parameters(), *module.buffers()] if trains else []
+        if not trains or any(map(nn.parameter.is_lazy, made)):
             return call(module, *args, **options)
         # not within this pass, too: the search takes long
         watches = False
@@ -72,7 +74,8 @@ def prepare() -> None:
     @wraps(leave)
     def leave_with(code: Any = None, /) -> None:
         # Hydra leaves so after an error, of which no other trace is left at exit
-        sys.last_value = SystemExit(code)
+        if recorder is not None and current_thread() is main_thread():
+            recorder.left = SystemExit(code)
         leave(code)
 
     nn.Module.__call__ = watched  # type: ignore[method-assign]
@@ -115,7 +118,7 @@ def stop_at_exit(recorder: Any) -> None:
 
 
 def _stop(recorder: Any) -> None:
-    error = sys.exception() or getattr(sys, "last_value", None)
+    error = sys.exception() or getattr(sys, "last_value", recorder.left)
     # torch's spawn ends a process after an error by an exit code
     is_clean = isinstance(error, SystemExit) and not error.code
     recorder.close(failed=error is not None and not is_clean)

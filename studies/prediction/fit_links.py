@@ -1,8 +1,8 @@
 """Fit of link coefficients to measured all-reduces, without other inputs.
 
 On loopback with 2 processes on a machine with 2 cores, one line from 4 B to 256 MiB is
-56 % off at the worst size; from 1 MiB on it is 8 % off, with three times the latency of
-small ones. So a second line is allowed if it more than halves the error
+104 % off at the worst size; from 1 MiB on it is 12 % off, with three times the latency
+of small ones. So a second line is allowed if it more than halves the error
 (docs/cost-model.md).
 """
 

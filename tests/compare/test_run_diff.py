@@ -449,7 +449,9 @@ def test_folder_that_is_no_run(
     assert refusal(compare_runs, clean, tmp_path).startswith(str(tmp_path))
 
 
-def test_cause_does_not_depend_on_the_order(alone: Path, tmp_path: Path) -> None:
+def test_cause_of_other_world_sizes_does_not_depend_on_the_order(
+    alone: Path, tmp_path: Path
+) -> None:
     summed = write(tmp_path / "summed", run_ranks(make_run(), 2, bugs.sum_for_mean))
     for pair, side in (((alone, summed), "B"), ((summed, alone), "A")):
         first = compare_runs(*pair).first

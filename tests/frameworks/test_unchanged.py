@@ -67,6 +67,13 @@ for _ in range(6):
 print(sys.stdin.read(), end="")
 {end}
 """
+GOES_ON = """
+try:
+    sys.exit(3)
+except SystemExit:
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+"""
 
 
 @pytest.mark.parametrize(
@@ -74,6 +81,7 @@ print(sys.stdin.read(), end="")
     [
         ("sys.exit(0)", 0),
         ("sys.exit(7)", 7),
+        (GOES_ON, 0),
         ("os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM),
         ("raise ValueError('mine')", 1),
     ],
