@@ -39,7 +39,8 @@ class Parser(argparse.ArgumentParser):
         """Raise UserError that names the first unknown option, or else argument."""
         options = [one for one in unknown if one.startswith("-")]
         if not options:
-            self.error(f"{unknown[0]!r} is one argument too many")
+            hint = ": put -- before COMMAND" if self.prog.endswith(" record") else ""
+            self.error(f"{unknown[0]!r} is one argument too many{hint}")
         name, *_ = options[0].split("=")
         near = did_you_mean(name, self._option_string_actions)
         self.error(f"{name}: unknown option{near}")

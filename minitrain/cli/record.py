@@ -27,6 +27,7 @@ EXAMPLES = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the folder and the settings of the recorder to ``parser``."""
+    parser.usage = "minitrain record FOLDER [options] -- COMMAND"
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="a new folder")
     parser.add_argument(
         "--every",

@@ -58,7 +58,10 @@ def compared(
     from minitrain.recording.times import compare_times, read_times
 
     found = compare_recordings(a, b, twin, start)
-    times = compare_times(read_times(a), read_times(b))
+    both = read_times(a), read_times(b)
+    # the spread of fewer steps is not their noise
+    is_enough = all(one is not None and one.num_timed >= 3 for one in both)
+    times = compare_times(*both) if is_enough else None
     page = page_on(None if found.same else found.first)
     more = {"page": page, "times": times and asdict(times)}
     lines = [recordings_in_words(found), *([f"see {page}"] if page else [])]

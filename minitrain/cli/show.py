@@ -50,6 +50,8 @@ def answer(options: argparse.Namespace) -> Answer:
 
     if (page := options.html) and (page.suffix != ".html" or page.is_dir()):
         raise UserError(f"--html: {page}: must be a file and end in .html")
+    if page and not page.absolute().parent.is_dir():
+        raise UserError(f"--html: {page.parent}: no such folder")
     folders = [one for one in (options.folder, options.other) if one is not None]
     shown = [read_shown(folder).facts() for folder in folders]
     paragraphs = [as_lines([*_findings(f), *times_in_words(f)]) for f in shown]
@@ -129,9 +131,8 @@ def straggler(facts: dict[str, Any]) -> str:
     if found["undecided"]:
         return f"slow rank: undecided: {found['undecided']}"
     if not found["slow"]:
-        return (
-            f"no rank is slow: one that needs {ms(found['visible_ms'])} more would show"
-        )
+        visible = ms(found["visible_ms"])
+        return f"no rank is slow: one whose own work takes {visible} more would show"
     slow, part = found["slow"][0], PARTS[facts["late_part"]]
     line = (
         f"rank {slow['rank']} is {ms(slow['excess_ms'])} late in each step, in {part}"

@@ -110,8 +110,7 @@ class Recorder:
         self._stalls: StallWatch | None = None
         self._state: Literal["new", "recording", "ended"] = "new"
         self._due = True
-        # by sys.exit, since the last step
-        self.left: SystemExit | None = None
+        self.left: SystemExit | None = None  # since the last step
 
     def start(self) -> None:
         """Add the hooks. UserError if called twice, or if the folder has a recording.
@@ -197,9 +196,7 @@ class Recorder:
             self._rows.loss(loss)
 
     def summary(self) -> dict[str, Any]:
-        """Return an overview of the recording so far, from the files on this host, in
-        the form of :func:`minitrain.show`.
-        """
+        """Return :func:`minitrain.show` of the recording so far, on this host."""
         # importing it takes time, which most runs do not need
         from minitrain.recording.shown import show
 

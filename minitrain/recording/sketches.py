@@ -34,9 +34,7 @@ def is_finite(entry: Row) -> bool:
 
 
 def apart(a: Row, b: Row) -> float:
-    """Return the approximate distance of two tensors, given their fingerprints;
-    infinity if one is not finite.
-    """
+    """Return about the distance of two fingerprinted tensors; infinity if unknown."""
     found = math.dist(a["sketch"], b["sketch"])
     return found if math.isfinite(found) else math.inf
 

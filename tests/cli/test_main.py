@@ -77,6 +77,11 @@ MISTAKES = [
         "minitrain verify: 'c' is one argument too many; see minitrain verify --help",
     ),
     (
+        "record runs/x python train.py",
+        "minitrain record: 'python' is one argument too many: put -- before COMMAND; "
+        "see minitrain record --help",
+    ),
+    (
         "record runs/x",
         "minitrain record: no command; minitrain record FOLDER -- COMMAND",
     ),

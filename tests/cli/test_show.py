@@ -107,6 +107,9 @@ def test_page_is_one_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> N
     with pytest.raises(UserError, match="must be a file and end in"):
         run(["show", str(folder / "a"), "--html", str(folder / "full.html")])
     assert (folder / "full.html").is_dir()
+    with pytest.raises(UserError, match="none: no such folder"):
+        run(["show", str(folder / "a"), "--html", str(folder / "none" / "p.html")])
+    assert not (folder / "none").exists()
 
 
 def test_numbers_that_json_lacks_are_null(
@@ -135,7 +138,8 @@ def test_slow_rank_and_its_part_are_named() -> None:
         "others wait 11.5 ms"
     )
     facts["stragglers"] = FOUND | {"slow": []}
-    assert straggler(facts) == "no rank is slow: one that needs 2.0 ms more would show"
+    none = "no rank is slow: one whose own work takes 2.0 ms more would show"
+    assert straggler(facts) == none
 
 
 def test_times_of_two_recordings_in_words() -> None:
