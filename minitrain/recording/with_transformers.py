@@ -11,7 +11,7 @@ from minitrain.recording.unchanged import TRAINS_AGAIN, stop_at_exit
 
 
 class TransformersCallback(TrainerCallback):  # type: ignore[misc]
-    """Record the first ``trainer.train()``, with options of :func:`minitrain.record`."""
+    """Record the first ``trainer.train()``, with options of minitrain.record."""
 
     def __init__(self, folder: str | Path, **options: Any) -> None:
         self._folder, self._options = folder, options
