@@ -36,7 +36,7 @@ all: .venv/installed ## set up, and run the pipeline: three to six minutes on 2 
 quick: .venv/installed ## the pipeline with 20 steps and 5 rounds, in .dvc/tmp/quick: a minute
 	@$(BIN)/python -m minitrain.cli.quick
 	@cd .dvc/tmp/quick && $(CURDIR)/$(BIN)/minitrain summary
-	@echo "in .dvc/tmp/quick, so: .dvc/tmp/quick/metrics/report.html"
+	@echo "The report of this quick run: .dvc/tmp/quick/metrics/report.html"
 
 # they wait for nothing, so a third process would only import what the others do
 check: lint ## lint, types and the quick tests: one to two minutes

@@ -216,7 +216,7 @@ def is_within_a_step() -> bool:
 
 
 def is_lazy(inner: nn.Module) -> bool:
-    """Return true if a pass has yet to make some of the parameters (``LazyLinear``)."""
+    """Return true if a pass has yet to make parameters or buffers (``LazyLinear``)."""
     return any(map(nn.parameter.is_lazy, [*inner.parameters(), *inner.buffers()]))
 
 

@@ -110,7 +110,7 @@ class Recorder:
         self._stalls: StallWatch | None = None
         self._state: Literal["new", "recording", "ended"] = "new"
         self._due = True
-        self.left: SystemExit | None = None  # since the last step
+        self.left: SystemExit | None = None  # by sys.exit, since the last step
 
     def start(self) -> None:
         """Add the hooks. UserError if called twice, or if the folder has a recording.

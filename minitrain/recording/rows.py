@@ -85,7 +85,9 @@ def header_of(inner: nn.Module, every: int) -> Row:
 
 
 def require_whole(inner: nn.Module) -> None:
-    """Raise UserError if ``inner``, in a forward pass, is sharded by unknown means."""
+    """Raise UserError if ``inner`` is sharded in a way that the recorder cannot read;
+    call it in the first forward pass.
+    """
     fsdp = sys.modules.get("torch.distributed.fsdp")
     if fsdp is None:
         return

@@ -34,7 +34,9 @@ def is_finite(entry: Row) -> bool:
 
 
 def apart(a: Row, b: Row) -> float:
-    """Return about the distance of two fingerprinted tensors; infinity if unknown."""
+    """Return the approximate distance of two tensors, given their fingerprints;
+    infinity if one is not finite.
+    """
     found = math.dist(a["sketch"], b["sketch"])
     return found if math.isfinite(found) else math.inf
 
