@@ -14,6 +14,8 @@ from pathlib import Path
 
 from minitrain.cli.command import Answer
 from minitrain.core.errors import UserError
+from minitrain.recording.format import is_recording
+from minitrain.recording.startup import FOLDER, SETTINGS
 
 EXAMPLES = {
     "two processes of a script": (
@@ -60,9 +62,6 @@ def answer(options: argparse.Namespace) -> Answer:
     """Replace this process by the command (exec), with the recorder in its environment.
     Does not return; raises UserError for invalid arguments.
     """
-    from minitrain.recording.format import is_recording
-    from minitrain.recording.unchanged import SETTINGS, STARTUP
-
     command, folder = options.command, options.folder.absolute()
     if not command:
         raise UserError(
@@ -89,6 +88,6 @@ def answer(options: argparse.Namespace) -> Answer:
         "timeout_s": options.timeout,
         "modules": options.modules,
     }
-    paths = [str(STARTUP), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [FOLDER, *filter(None, [os.environ.get("PYTHONPATH")])]
     added = {SETTINGS: json.dumps(settings), "PYTHONPATH": os.pathsep.join(paths)}
     os.execvpe(command[0], command, {**os.environ, **added})

@@ -13,7 +13,6 @@ import sys
 from functools import wraps
 from multiprocessing import parent_process
 from multiprocessing.util import Finalize
-from pathlib import Path
 from threading import current_thread, main_thread
 from typing import Any
 
@@ -24,9 +23,8 @@ from torch.optim import Optimizer
 
 from minitrain.core.errors import UserError
 from minitrain.core.printable import note
+from minitrain.recording.startup import SETTINGS
 
-SETTINGS = "MINITRAIN_RECORD"
-STARTUP = Path(__file__).with_name("startup")
 TRAINS_AGAIN = (
     "minitrain: note: a callback records one training, and {} has it: add another "
     "callback, with another folder, for another one"

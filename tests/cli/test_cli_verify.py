@@ -70,12 +70,18 @@ def test_mistakes_are_one_line(
     assert only.startswith("error: nowhere.pt: does not exist")
 
 
-def test_help_starts_without_torch() -> None:
-    code = (
-        "import sys; from minitrain.cli.main import run\n"
-        "try: run(['verify', '--help'])\n"
-        "except SystemExit: print('torch' in sys.modules)"
-    )
+HELP = "try: run(['verify', '--help'])\nexcept SystemExit: print(has_torch())"
+RECORD = "os.execvpe = lambda *_: sys.exit(print(has_torch()))\n"
+RECORD += "run(['record', 'no-such-folder', '--', 'true'])"
+
+
+@pytest.mark.parametrize("command", [HELP, RECORD])
+def test_commands_start_without_torch(command: str) -> None:
+    """The help, and `record` until the user's command has replaced it."""
+    code = f"""import os, sys; from minitrain.cli.main import run
+def has_torch(): return "torch" in sys.modules
+{command}
+"""
     done = run_python("-c", code)
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("False\n")
