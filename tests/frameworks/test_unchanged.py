@@ -41,7 +41,7 @@ def unchanged(name: str, folder: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("name", "world_size"),
-    thorough_after(2, [("nanogpt_style", 2), ("with_trainer", 2)])
+    thorough_after(2, [("nanogpt_style", 2), ("with_trainer", 1)])
     + thorough_after(0, [(name, size) for name in LOOPS for size in (1, 2)]),
 )
 def test_recording_is_the_same_as_with_the_lines(
@@ -55,8 +55,10 @@ def test_recording_is_the_same_as_with_the_lines(
     assert_equal_rows(tmp_path / "changed", tmp_path / "same", world_size)
 
 
+# libraries search for torch as they are imported
 TRAINS = """
-import os, signal, sys
+import importlib.util, os, signal, sys
+assert importlib.util.find_spec("torch") and importlib.util.find_spec("torch")
 import torch
 from torch import nn
 model = nn.Linear(4, 4)
@@ -134,18 +136,6 @@ def test_process_of_multiprocessing_has_an_end_unless_it_failed(
     record(tmp_path / "run", [sys.executable, script])
     rank = read_recording(tmp_path / "run").ranks[0]
     assert (len(rank.steps), rank.end is not None) == (3, is_whole)
-
-
-def test_search_for_torch_before_its_import_does_not_stop_the_recording(
-    tmp_path: Path,
-) -> None:
-    """Libraries search for it as they are imported."""
-    script = tmp_path / "train.py"
-    search = "import importlib.util\nassert importlib.util.find_spec('torch')\n"
-    script.write_text(2 * search + TRAINS.format(end=""))
-    done = record(tmp_path / "run", [sys.executable, script])
-    assert done.returncode == 0, done.stderr
-    assert len(read_recording(tmp_path / "run").ranks[0].steps) == 3
 
 
 FSDP = """
