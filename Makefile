@@ -42,7 +42,7 @@ quick: .venv/installed ## the pipeline with 20 steps and 5 rounds, in .dvc/tmp/q
 check: lint ## lint, types and the quick tests: one to two minutes
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) --numprocesses 2 -m "not slow"
 
-test: lint .venv-peers/installed .venv-docs/installed ## lint, types and all tests: 15 to 30 minutes
+test: lint .venv-peers/installed .venv-docs/installed ## lint, types and all tests: 20 to 40 minutes
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE)
 
 thorough: export MINITRAIN_ALL := 1
