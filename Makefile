@@ -46,7 +46,7 @@ test: lint .venv-peers/installed .venv-docs/installed ## lint, types and all tes
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE)
 
 thorough: export MINITRAIN_ALL := 1
-thorough: test ## test, with all mutants, faults and strategies: an hour
+thorough: test ## test, with all mutants, faults and strategies: an hour or more
 
 lint: .venv/installed ## ruff and mypy alone
 	@$(BIN)/ruff check $(CODE)

@@ -15,7 +15,7 @@ from pathlib import Path
 from minitrain.cli.command import Answer
 from minitrain.core.errors import UserError
 from minitrain.recording.format import is_recording
-from minitrain.recording.startup import FOLDER, SETTINGS
+from minitrain.recording.startup import SETTINGS, STARTUP
 
 EXAMPLES = {
     "two processes of a script": (
@@ -88,6 +88,6 @@ def answer(options: argparse.Namespace) -> Answer:
         "timeout_s": options.timeout,
         "modules": options.modules,
     }
-    paths = [FOLDER, *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [STARTUP, *filter(None, [os.environ.get("PYTHONPATH")])]
     added = {SETTINGS: json.dumps(settings), "PYTHONPATH": os.pathsep.join(paths)}
     os.execvpe(command[0], command, {**os.environ, **added})

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 from one_line import refusal
-from project import run_python
 from safetensors.torch import save_file
 
 from minitrain.cli.main import main, run
@@ -68,23 +67,6 @@ def test_mistakes_are_one_line(
     assert printed.out == ""
     (only,) = printed.err.splitlines()
     assert only.startswith("error: nowhere.pt: does not exist")
-
-
-HELP = "try: run(['verify', '--help'])\nexcept SystemExit: print(has_torch())"
-RECORD = "os.execvpe = lambda *_: sys.exit(print(has_torch()))\n"
-RECORD += "run(['record', 'no-such-folder', '--', 'true'])"
-
-
-@pytest.mark.parametrize("command", [HELP, RECORD])
-def test_commands_start_without_torch(command: str) -> None:
-    """The help, and `record` until the user's command has replaced it."""
-    code = f"""import os, sys; from minitrain.cli.main import run
-def has_torch(): return "torch" in sys.modules
-{command}
-"""
-    done = run_python("-c", code)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.endswith("False\n")
 
 
 def test_first_line_names_what_differs_where_no_tensor_does() -> None:

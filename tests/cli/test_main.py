@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from one_line import refusal
+from project import run_python
 from waiting import GENEROUS_S
 
 from minitrain.cli.main import COMMANDS, run
@@ -106,3 +107,20 @@ MISTAKES = [
 @pytest.mark.parametrize(("line", "message"), MISTAKES)
 def test_mistake_is_one_line_with_what_was_meant(line: str, message: str) -> None:
     assert refusal(run, line.split()) == message
+
+
+HELP = "try: run(['verify', '--help'])\nexcept SystemExit: print(has_torch())"
+RECORD = "os.execvpe = lambda *_: sys.exit(print(has_torch()))\n"
+RECORD += "run(['record', 'no-such-folder', '--', 'true'])"
+
+
+@pytest.mark.parametrize("command", [HELP, RECORD], ids=["help", "record"])
+def test_commands_start_without_torch(command: str) -> None:
+    """The help, and `record` until the user's command replaces it."""
+    code = f"""import os, sys; from minitrain.cli.main import run
+def has_torch(): return "torch" in sys.modules
+{command}
+"""
+    done = run_python("-c", code)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("False\n")

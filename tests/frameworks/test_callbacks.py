@@ -71,7 +71,7 @@ IMPORTED = "from minitrain.callbacks import TransformersCallback"
 def test_callback_of_transformers_records_what_the_lines_do(
     by_fork: Run, tmp_path: Path
 ) -> None:
-    """The command does, too: test_unchanged.py."""
+    """The command does, too: test_unchanged.py, in `make thorough` with two ranks."""
     script = with_callback(tmp_path)
     by_fork("with_trainer", 2, tmp_path / "ours", script=script)
     by_fork("with_trainer", 2, tmp_path / "theirs")

@@ -55,7 +55,8 @@ def test_recording_is_the_same_as_with_the_lines(
     assert_equal_rows(tmp_path / "changed", tmp_path / "same", world_size)
 
 
-# libraries search for torch as they are imported
+# libraries search for torch before it is imported, some of them twice: this must not
+# stop the recording
 TRAINS = """
 import importlib.util, os, signal, sys
 assert importlib.util.find_spec("torch") and importlib.util.find_spec("torch")

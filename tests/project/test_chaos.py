@@ -218,7 +218,7 @@ def trials(
 @pytest.mark.pipeline
 @pytest.mark.real_launch
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("name", thorough_after(3, CASES))
+@pytest.mark.parametrize("name", thorough_after(4, CASES))
 def test_next_repro_ends_in_the_same_bytes(trials: dict[str, Trial], name: str) -> None:
     """Also checks that no process, segment or temporary file is left."""
     trial, told = trials[name], CASES[name][1]
