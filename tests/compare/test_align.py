@@ -54,7 +54,6 @@ def test_gradient_that_rank_0_does_not_have(tmp_path: Path) -> None:
     )
     assert compare_recordings(a, b).verdict == "equal bits"
     first = compare_recordings(a, c).first
-    assert first
     assert (first.step, first.what, first.tensor) == (0, "gradients", "out.bias")
     assert first.ranks == (1,)
 

@@ -113,7 +113,6 @@ def record(
 
 def named(found: RecordingsCompared) -> tuple[str, int, int, bool | None]:
     one = found.modules
-    assert one is not None
     assert one.step == (0 if one.module else 1)
     return one.module, one.place, one.call, one.same_inputs
 
@@ -134,7 +133,6 @@ def test_the_module_with_the_fault_is_named(
     found = compare_recordings(record(tmp_path / "a"), record(tmp_path / "b", fault))
     assert named(found) == expected
     assert (found.verdict == "equal bits") == (fault is right)
-    assert found.modules is not None
     assert found.modules.num == 5 * NUM + 2
     text = recordings_in_words(found)
     line = "first module whose output differs at step 0: blocks.3.attn (16 of 32"
@@ -186,7 +184,6 @@ def test_where_all_modules_agree_the_difference_is_elsewhere(tmp_path: Path) -> 
 def test_other_data_is_no_matter_of_modules(tmp_path: Path) -> None:
     paths = record(tmp_path / "a"), record(tmp_path / "b", seeds=(0, 7))
     found = compare_recordings(*paths)
-    assert found.first is not None
     assert (found.first.what, found.first.step) == (What.DATA, 1)
     assert found.modules is None
 
@@ -204,7 +201,6 @@ def test_rounding_before_does_not_hide_the_module(tmp_path: Path) -> None:
     found = compare_recordings(sound, record(tmp_path / "b", both))
     assert named(found) == ("blocks.3.attn", 16, 1, True)
     alone = compare_recordings(sound, record(tmp_path / "c", apart)).modules
-    assert alone is not None
     assert (alone.module, alone.same_weights) == ("blocks.0.attn", False)
 
 
@@ -221,7 +217,6 @@ def test_the_rank_is_named_where_one_alone_differs(tmp_path: Path) -> None:
             path = tmp_path / side / f"rank-{rank}.jsonl"
             path.write_text("\n".join([head, *rest, ""]))
     found = compare_recordings(tmp_path / "a", tmp_path / "b")
-    assert found.modules is not None
     assert (found.modules.module, found.modules.ranks) == ("blocks.3.attn", (1,))
     assert "at step 0, rank 1: blocks.3.attn" in recordings_in_words(found)
 

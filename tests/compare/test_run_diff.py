@@ -153,7 +153,6 @@ def test_low_precision_is_told_from_either_side(clean: Path, tmp_path: Path) -> 
     spoilt = write(tmp_path / "spoilt", outcome)
     for pair in ((spoilt, clean), (clean, spoilt)):
         first = compare_runs(*pair).first
-        assert first is not None
         place = 0, "gradients", Cause.REDUCED
         assert (first.step, first.what, first.why.cause) == place
     assert compare_runs(clean, spoilt).verdict == "different"
@@ -455,6 +454,5 @@ def test_cause_of_other_world_sizes_does_not_depend_on_the_order(
     summed = write(tmp_path / "summed", run_ranks(make_run(), 2, bugs.sum_for_mean))
     for pair, side in (((alone, summed), "B"), ((summed, alone), "A")):
         first = compare_runs(*pair).first
-        assert first
         assert first.why.cause == Cause.SUMMED
         assert first.why.facts["side"] == side
