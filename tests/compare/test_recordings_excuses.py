@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from one_line import refusal
 from recorded import (
     CLASSES,
@@ -27,15 +28,12 @@ from torch.optim import SGD
 from minitrain.cli.recording_words import recordings_in_words
 from minitrain.compare.difference import Cause
 from minitrain.compare.recordings import RecordingsCompared, compare_recordings
+from minitrain.recording.sketches import fit
 
 pytestmark = pytest.mark.slow
 
 Row = dict[str, Any]
 SAME = "same computation within rounding"
-
-
-def compared(a: Path, b: Path, twin: Path | None = None) -> RecordingsCompared:
-    return compare_recordings(a, b, twin)
 
 
 def where_first(found: RecordingsCompared) -> tuple[str, int, str]:
@@ -56,13 +54,9 @@ def shift(entry: Row, by: float) -> None:
     other_bits(entry, [first + by, *others])
 
 
-def steps_of(folder: Path) -> dict[int, Row]:
-    return {row["step"]: row for row in rows_of(folder) if row["kind"] == "step"}
-
-
 def moved(folder: Path, name: str, step: int) -> float:
     """How far a tensor went from step 0 to ``step``, by its sketches."""
-    rows = steps_of(folder)
+    rows = {row["step"]: row for row in rows_of(folder) if row["kind"] == "step"}
     return math.dist(*(rows[s]["parameters"][name]["sketch"] for s in (0, step)))
 
 
@@ -84,14 +78,14 @@ def test_a_rank_that_stops_early(tmp_path: Path, rank: int, steps: int) -> None:
         for name, size in (("one", 1), ("a", 2), ("b", 2))
     )
     stop(b, rank, steps)
-    found = compared(a, b)
+    found = compare_recordings(a, b)
     assert found.verdict == "different"
     less = [f"step {n} on rank {rank}" for n in (10, 20)]
     after = [f"2 steps after the first 22 on rank {rank}"]
     assert found.only_in_a == (less if steps == 3 else after)
     # beside one process it is a recording that is not whole
     for pair, side in (((one, b), "B"), ((b, one), "A")):
-        found = compared(*pair)
+        found = compare_recordings(*pair)
         assert found.verdict == "undecided"
         assert found.broken == [f"{side} has fewer steps on rank {rank}"]
 
@@ -100,9 +94,9 @@ def test_what_stops_in_both_is_compared_where_it_goes_on(tmp_path: Path) -> None
     a, b = (record(tmp_path / name, world_size=2) for name in "ab")
     stop(a, 0, 3)
     stop(b, 0, 3)
-    assert compared(a, b).verdict == "equal bits"
+    assert compare_recordings(a, b).verdict == "equal bits"
     alter(b, 1, lambda row: row.update(lr=[0.5]), at=10)
-    assert where_first(compared(a, b)) == ("different", 10, "learning rate")
+    assert where_first(compare_recordings(a, b)) == ("different", 10, "learning rate")
 
 
 # twins
@@ -120,11 +114,11 @@ def test_a_twin_that_is_not_finite_excuses_nothing(tmp_path: Path) -> None:
     a, twin = (record(tmp_path / str(x), twin=x) for x in (False, True))
     alter(twin, 0, not_finite, at=10)
     b = record(tmp_path / "b", reduce=halved_once)
-    found = compared(a, b, twin)
+    found = compare_recordings(a, b, twin)
     assert where_first(found) == ("different", 10, "gradients")
     c = record(tmp_path / "c")
     alter(c, 0, not_finite, at=10)
-    found = compared(a, c, twin)
+    found = compare_recordings(a, c, twin)
     assert where_first(found) == ("different", 10, "gradients")
     assert "not finite in B" in found.first.cause
 
@@ -134,10 +128,10 @@ def test_gradients_that_a_twin_excuses_do_not_free_parameters(tmp_path: Path) ->
     twin = record(tmp_path / "twin", twin=True)
     alter(b, 0, lambda row: scale(row["gradients"], 1.01), at=10)
     alter(twin, 0, lambda row: scale(row["gradients"], 1.005), at=10)
-    assert compared(a, b, twin).verdict == SAME
+    assert compare_recordings(a, b, twin).verdict == SAME
     by = 0.5 * moved(a, "out.weight", 20)
     alter(b, 0, lambda row: shift(row["parameters"]["out.weight"], by), at=20)
-    found = compared(a, b, twin)
+    found = compare_recordings(a, b, twin)
     assert where_first(found) == ("different", 20, "parameters")
 
 
@@ -147,10 +141,10 @@ def test_what_only_a_far_twin_allows_is_undecided(tmp_path: Path) -> None:
     for kind in ("gradients", "parameters"):
         alter(twin, 0, lambda row, kind=kind: scale(row[kind], 1.5), at=10)
     sound = record(tmp_path / "sound", world_size=2, **plan)
-    assert compared(a, sound, twin).verdict == SAME
+    assert compare_recordings(a, sound, twin).verdict == SAME
     flipped_once = reduced(lambda g: g.flip(0), 10)
     b = record(tmp_path / "b", reduce=flipped_once, **plan)
-    found = compared(a, b, twin)
+    found = compare_recordings(a, b, twin)
     assert where_first(found) == ("undecided", 10, "gradients")
     assert [step.mark for step in found.steps] == ["=", "=", "=", "?"]
     line = recordings_in_words(found).splitlines()[0]
@@ -181,18 +175,18 @@ NO_TWINS: dict[str, Callable[[list[Row]], Any]] = {
 @pytest.mark.parametrize("why", NO_TWINS)
 def test_what_is_no_twin_is_refused(tmp_path: Path, why: str) -> None:
     a, twin = (record(tmp_path / str(x), twin=x, steps=12) for x in (False, True))
-    assert compared(a, a, twin).same
+    assert compare_recordings(a, a, twin).same
     rows = rows_of(twin)
     NO_TWINS[why](rows)
     write(twin, rows)
-    assert f"is no twin of {a}: {why}" in refusal(compared, a, a, twin)
+    assert f"is no twin of {a}: {why}" in refusal(compare_recordings, a, a, twin)
 
 
 def test_a_twin_without_samples_is_refused(tmp_path: Path) -> None:
     a, twin = (record(tmp_path / str(x), twin=x, steps=3) for x in (False, True))
     for folder in (a, twin):
         alter(folder, 0, lambda row: row.update(inputs=[[]]))
-    assert "no samples were recorded" in refusal(compared, a, a, twin)
+    assert "no samples were recorded" in refusal(compare_recordings, a, a, twin)
 
 
 # tensors of few elements
@@ -207,35 +201,23 @@ class Wide(Model):
         self.out = nn.Linear(4096, CLASSES)
 
 
-def nudge(folder: Path, part: float) -> None:
-    by = part * moved(folder, "out.bias", 10)
-    alter(folder, 0, lambda row: shift(row["parameters"]["out.bias"], by), at=10)
+def nudge(row: Row, by: float) -> None:
+    shift(row["parameters"]["out.bias"], by)
 
 
-def stand(folder: Path, part: float) -> None:
-    def change(row: Row) -> None:
-        row["parameters"]["out.bias"]["hash"] = row["before"]["out.bias"]
-
-    alter(folder, 0, change, at=10)
+def stand(row: Row, by: float) -> None:
+    row["parameters"]["out.bias"]["hash"] = row["before"]["out.bias"]
 
 
-def other_zeros(folder: Path, part: float) -> None:
+def other_zeros(row: Row, by: float) -> None:
     """Other bits of the same numbers, as where zeros are negative."""
-
-    def change(row: Row) -> None:
-        for entry in row["parameters"].values():
-            entry.update(hash="0" * 32)
-
-    alter(folder, 0, change)
+    for entry in row["parameters"].values():
+        entry.update(hash="0" * 32)
 
 
-def huge(folder: Path, part: float) -> None:
+def huge(row: Row, by: float) -> None:
     """A gradient that is too large to be squared."""
-
-    def change(row: Row) -> None:
-        other_bits(row["gradients"]["out.bias"], [1e200, *[0.0] * 7])
-
-    alter(folder, 0, change, at=10)
+    other_bits(row["gradients"]["out.bias"], [1e200, *[0.0] * 7])
 
 
 @pytest.mark.parametrize(
@@ -253,13 +235,26 @@ def test_one_tensor(
     tmp_path: Path, change: Any, part: float, plan: Row, what: str | None
 ) -> None:
     a, b = (record(tmp_path / name, steps=12, **plan) for name in "ab")
-    change(b, part)
-    found = compared(a, b)
+    by = part * moved(a, "out.bias", 10)
+    alter(b, 0, lambda row: change(row, by), at=10)
+    found = compare_recordings(a, b)
     if what is None:
         assert found.verdict == SAME
         return
     assert where_first(found) == ("different", 10, what)
     assert (found.first.why.cause == Cause.STANDS) == (change is stand)
+
+
+def test_a_scalar_alone_determines_no_factor() -> None:
+    """Its sketch has one number, and seven zeros."""
+
+    def numbers(*values: float) -> Tensor:
+        return torch.tensor([*values, *[0.0] * (8 - len(values))])
+
+    assert fit(numbers(1.0), [numbers(2.0)]) is None
+    # zeros of the target alone count
+    for target in (numbers(1.0, 2.0), numbers(2.0)):
+        assert fit(target, [numbers(2.0, 4.0)]) is not None
 
 
 # gradients that are not there
@@ -279,13 +274,29 @@ def test_no_gradient_is_like_one_of_zeros_alone(tmp_path: Path, factor: float) -
         for name, reduce in (("a", held), ("b", none))
     )
     for pair, side in (((a, b), "B"), ((b, a), "A")):
-        found = compared(*pair)
+        found = compare_recordings(*pair)
         if not factor:
             assert found.verdict == SAME
             assert {step.mark for step in found.steps} == {"~"}
         else:
             assert where_first(found) == ("different", 0, "gradients")
             assert found.first.cause == f"hidden.bias has no gradient in {side}"
+
+
+def test_gradient_that_rank_0_does_not_have(tmp_path: Path) -> None:
+    """As if each rank had an optimizer for a part of the parameters."""
+    same, other = (
+        bias(lambda g, own, rank, step, by=by: by * g if rank else None)
+        for by in (1, 2)
+    )
+    a, b, c = (
+        record(tmp_path / name, world_size=2, steps=3, optimizer=plain, reduce=reduce)
+        for name, reduce in (("a", same), ("b", same), ("c", other))
+    )
+    assert compare_recordings(a, b).verdict == "equal bits"
+    found = compare_recordings(a, c)
+    assert where_first(found) == ("different", 0, "gradients")
+    assert (found.first.tensor, found.first.ranks) == ("hidden.bias", (1,))
 
 
 # types
@@ -312,11 +323,23 @@ def test_float64_has_limits_of_its_own(tmp_path: Path, optimizer: Any) -> None:
     a, twin = (record(tmp_path / str(x), twin=x, **plan) for x in (False, True))
     for size in (2, 4):
         sound = record(tmp_path / str(size), world_size=size, **plan)
-        assert compared(a, sound).verdict == SAME
-        assert compared(a, sound, twin).verdict == SAME
+        assert compare_recordings(a, sound).verdict == SAME
+        assert compare_recordings(a, sound, twin).verdict == SAME
     b = record(tmp_path / "b", world_size=2, reduce=nearly, **plan)
-    assert where_first(compared(a, b)) == ("undecided", 0, "gradients")
-    assert where_first(compared(a, b, twin)) == ("different", 0, "gradients")
+    assert where_first(compare_recordings(a, b)) == ("undecided", 0, "gradients")
+    assert where_first(compare_recordings(a, b, twin)) == ("different", 0, "gradients")
+
+
+def test_rounding_is_that_of_the_coarser_type(tmp_path: Path) -> None:
+    """Both runs are of float32, and one says that it is of float64."""
+    a, b = (record(tmp_path / str(n), world_size=n, steps=3) for n in (1, 2))
+    for rank in (0, 1):
+        header, *rows = rows_of(b, rank)
+        for entry in header["parameters"].values():
+            entry["dtype"] = "float64"
+        write(b, [header, *rows], rank)
+    for pair in ((a, b), (b, a)):
+        assert compare_recordings(*pair).verdict == SAME
 
 
 # missing records
@@ -333,7 +356,7 @@ def test_missing_record_is_not_equal(tmp_path: Path, lost: Row, said: str) -> No
     a, b = (record(tmp_path / name) for name in "ab")
     for folder in (a, b):
         alter(folder, 0, lambda row: row.update(lost))
-    found = compared(a, b)
+    found = compare_recordings(a, b)
     assert (found.verdict, found.first) == ("undecided", None)
     lines = recordings_in_words(found)
     assert lines.startswith(f"undecided: {said}")
@@ -347,16 +370,7 @@ def test_missing_record_is_not_equal(tmp_path: Path, lost: Row, said: str) -> No
 def test_an_alarm_is_said_after_a_note_of_its_rule(tmp_path: Path) -> None:
     a, b = (record(tmp_path / name, steps=3) for name in "ab")
     *rows, end = rows_of(b)
-    told = [
-        {
-            "kind": kind,
-            "rule": "mean",
-            "step": 1,
-            "ranks": [],
-            "tensor": "",
-            "line": kind,
-        }
-        for kind in ("note", "note", "alarm")
-    ]
+    of_rule = {"rule": "mean", "step": 1, "ranks": [], "tensor": ""}
+    told = [of_rule | {"kind": k, "line": k} for k in ("note", "note", "alarm")]
     write(b, [*rows, *told, end])
-    assert compared(a, b).alarms["B"] == ["note", "alarm"]
+    assert compare_recordings(a, b).alarms["B"] == ["note", "alarm"]
