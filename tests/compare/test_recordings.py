@@ -27,18 +27,16 @@ from recorded import (
     sgd,
     write,
 )
+from recorded_loops import steps as recorded_steps
 from torch import Tensor, nn
 from torch.optim import AdamW
 
-import minitrain
 from minitrain.compare.align import same_samples
-from minitrain.compare.difference import Cause, What
+from minitrain.compare.difference import Cause, What, why
 from minitrain.compare.recordings import compare_recordings
 from minitrain.recording.inputs import sample_digests
 
 pytestmark = pytest.mark.slow
-
-SEEDS = range(4)
 
 
 @pytest.fixture(scope="module")
@@ -88,12 +86,9 @@ def planted(name: str, what: str, cause: Cause, step: int = 0, /, **more: Any) -
     return Fault(name, what, cause, step, more, **of_fault)
 
 
-def summed(own: Sequence[Tensors], rank: int, step: int) -> Tensors:
-    return {name: g * len(own) for name, g in mean(own, rank, step).items()}
-
-
-def divided_twice(own: Sequence[Tensors], rank: int, step: int) -> Tensors:
-    return {name: g / len(own) for name, g in mean(own, rank, step).items()}
+def scaled(by: Callable[[int], float]) -> Callable[..., Tensors]:
+    """The mean, times a function of the number of ranks."""
+    return lambda own, *at: {n: g * by(len(own)) for n, g in mean(own, *at).items()}
 
 
 def lost(own: Sequence[Tensors], rank: int, step: int) -> Tensors:
@@ -181,6 +176,7 @@ def with_options(**options: Any) -> Callable[..., Any]:
     return lambda parameters, lr: AdamW(parameters, lr=lr, **options)
 
 
+summed, divided_twice = scaled(lambda size: size), scaled(lambda size: 1 / size)
 halved = bias(lambda g, *_: 0.5 * g)
 unreduced = bias(lambda g, own, rank, step: own[rank][BIAS])
 of_rank_0 = bias(lambda g, own, *_: own[0][BIAS])
@@ -206,10 +202,10 @@ def raised(step: int) -> float:
 
 
 GRADIENTS, PARAMETERS, DATA, RATE = "gradients", "parameters", "data", "learning rate"
+SAME = "same computation within rounding"
 RANK_1: dict[str, Any] = {"ranks": (1,), "sizes": TWO}
 OF_B: dict[str, Any] = {"ranks": (1,), "sizes": ONE, "of": "B"}
 APART: dict[str, Any] = {"sizes": TWO, "sure": False}
-UNSURE: dict[str, Any] = {"sizes": ONE, "sure": False}
 NO_TWIN: dict[str, Any] = {"sure": False, "twin_tells": False}
 MEAN: dict[str, Any] = {"tensor": "norm.running_mean", "both": {"model": Normalized}}
 # the start of a twin is no other one in bfloat16
@@ -227,9 +223,7 @@ FAULTS = [
     planted("cast", GRADIENTS, Cause.LOWER, reduce=low_precision, sizes=((1, 1),)),
     planted("means", GRADIENTS, Cause.MEANS, deal=unlike_shares, sizes=ONE),
     planted("halved", GRADIENTS, Cause.FEW_SCALED, tensor=BIAS, reduce=halved),
-    planted(
-        "unreduced", GRADIENTS, Cause.UNSYNCHRONIZED, tensor=BIAS, reduce=unreduced
-    ),
+    planted("local", GRADIENTS, Cause.UNSYNCHRONIZED, tensor=BIAS, reduce=unreduced),
     planted("rounded", GRADIENTS, Cause.PUT_TOGETHER, reduce=rounded, **APART),
     planted("of rank 0", GRADIENTS, Cause.FEW, tensor=BIAS, reduce=of_rank_0),
     planted("absent", GRADIENTS, Cause.NO_GRADIENT, tensor=BIAS, reduce=absent),
@@ -255,17 +249,8 @@ FAULTS = [
     planted("schedule", RATE, Cause.SCHEDULE, 10, lr=raised),
     planted("weight decay", PARAMETERS, Cause.DECAY, optimizer=decay),
     planted("left out", PARAMETERS, Cause.STANDS, begin=leave_out, tensor="out.bias"),
-    planted("moments lost", PARAMETERS, Cause.OPTIMIZER, 1, after=forget, sizes=ALIKE),
-    planted("lost, of one", PARAMETERS, Cause.OPTIMIZER, 1, after=forget, sizes=ONE),
-    planted("betas", PARAMETERS, Cause.OPTIMIZER, 1, optimizer=betas, **UNSURE),
-    planted(
-        "betas, of two",
-        PARAMETERS,
-        Cause.OPTIMIZER,
-        1,
-        optimizer=betas,
-        **UNSURE | {"sizes": TWO},
-    ),
+    planted("moments lost", PARAMETERS, Cause.OPTIMIZER, 1, after=forget, sizes=ALL),
+    planted("betas", PARAMETERS, Cause.OPTIMIZER, 1, optimizer=betas, sure=False),
     planted("seed", What.START, Cause.SEED, -1, seed=1),
 ]
 
@@ -284,7 +269,6 @@ def test_planted(fault: Fault, sound: Callable[..., Path], tmp_path: Path) -> No
             first = found.first
             assert (first.step, first.what) == (fault.step, fault.what)
             assert first.why.cause == fault.cause
-            assert first.cause in str(first)
             assert first.tensor == fault.tensor or not fault.tensor
             assert (first.ranks, first.of) == (fault.ranks, fault.of)
             marks = {s.step: s.mark for s in found.steps}
@@ -298,19 +282,18 @@ def test_planted(fault: Fault, sound: Callable[..., Path], tmp_path: Path) -> No
 @pytest.mark.parametrize("optimizer", [adamw, sgd])
 def test_sound_ones_are_never_called_different(optimizer: Any, tmp_path: Path) -> None:
     """Of one, two and four ranks, without a twin and with one."""
-    for seed in SEEDS:
+    for seed in range(4):
         plan = {"seed": seed, "optimizer": optimizer, "steps": 12, "every": 5}
         a = record(tmp_path / f"{seed}-1", **plan)
         twin = record(tmp_path / f"{seed}-twin", twin=True, **plan)
         size = 4 if seed % 2 else 2
         b = record(tmp_path / f"{seed}-{size}", world_size=size, **plan)
-        same = "same computation within rounding"
         for pair in ((a, b), (a, b, twin)):
-            assert verdict(*pair) == same, (seed, pair)
+            assert verdict(*pair) == SAME, (seed, pair)
         # A twin is another start: where a gradient is nothing but rounding (the bias of
         # a key), AdamW makes a whole step of it, in another direction.
         for pair in ((b, twin), (a, twin)):
-            assert verdict(*pair) in (same, "undecided"), (seed, pair)
+            assert verdict(*pair) in (SAME, "undecided"), (seed, pair)
 
 
 def verdict(a: Path, b: Path, twin: Path | None = None) -> str:
@@ -320,20 +303,17 @@ def verdict(a: Path, b: Path, twin: Path | None = None) -> str:
 def test_samples_dealt_to_other_ranks_are_the_same_data(
     sound: Any, tmp_path: Path
 ) -> None:
-    def backwards(step: int, world_size: int, order: Tensor) -> list[Tensor]:
-        return dealt(step, world_size, order)[::-1]
-
-    b = record(tmp_path / "b", world_size=2, deal=backwards)
+    b = record(tmp_path / "b", world_size=2, deal=lambda *at: dealt(*at)[::-1])
     # a sum of two has no order
     assert verdict(sound(world_size=2), b) == "equal bits"
-    assert verdict(sound(world_size=1), b) == "same computation within rounding"
+    assert verdict(sound(world_size=1), b) == SAME
 
 
 def test_other_versions_and_machines_are_said(sound: Any, tmp_path: Path) -> None:
     header = {"torch": "2.9.0", "threads": 8, "device": "cuda"}
     b = record(tmp_path / "b", world_size=2, every=5, header=header, steps=28)
     found = compare_recordings(sound(world_size=1, steps=28), b)
-    assert found.verdict == "same computation within rounding"
+    assert found.verdict == SAME
     assert found.asides == [
         "world_size: 1 in A, 2 in B",
         "every: 10 in A, 5 in B",
@@ -483,14 +463,12 @@ def test_a_pattern_in_the_gradients_comes_before_the_data(tmp_path: Path) -> Non
     where no combination of gradients explains them they are.
     """
 
-    def pad(row: dict[str, Any]) -> None:
-        row["inputs"] = [[f"{digest[:15]}x" for digest in row["inputs"][0]]]
-
+    pad = {"inputs": [["0" * 16] * (BATCH // 2)]}
     a = record(tmp_path / "a", steps=3, world_size=2)
     for name, loss, what in (("b", doubled, "gradients"), ("c", smooth, "data")):
         b = record(tmp_path / name, steps=3, world_size=2, loss=loss)
         for rank in (0, 1):
-            alter(b, rank, pad)
+            alter(b, rank, lambda row: row.update(pad))
         first = compare_recordings(a, b).first
         assert first.sure
         assert first.what in (what, f"own {what}")
@@ -500,21 +478,15 @@ def test_inputs_that_are_nan_are_no_duplicated_samples(tmp_path: Path) -> None:
     def trained(folder: Path, values: float) -> Path:
         torch.manual_seed(0)
         model = nn.Linear(4, 2)
-        optimizer = AdamW(model.parameters())
-        with minitrain.record(model, optimizer, folder, every=1):
-            for step in range(3):
-                inputs = torch.randn(8, 4)
-                if step == 1:
-                    inputs[:3] = values
-                loss = model(inputs).square().mean()
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
+        for step in recorded_steps(folder, model, AdamW(model.parameters()), 3):
+            inputs = torch.randn(8, 4)
+            if step == 1:
+                inputs[:3] = values
+            model(inputs).square().mean().backward()
         return folder
 
     a, b = trained(tmp_path / "a", 0.5), trained(tmp_path / "b", math.nan)
-    for sides in ((a, b), (b, a)):
-        found = compare_recordings(*sides).first
-        assert (found.step, found.what) == (1, What.DATA)
-        assert found.why.cause is Cause.NOT_FINITE
-        assert found.why.facts["side"] == ("B" if sides[1] == b else "A")
+    for pair, side in (((a, b), "B"), ((b, a), "A")):
+        first = compare_recordings(*pair).first
+        assert (first.step, first.what) == (1, What.DATA)
+        assert first.why == why(Cause.NOT_FINITE, side=side)
