@@ -21,10 +21,12 @@ from minitrain.cli.main import run
 from minitrain.compare.difference import Cause
 from minitrain.compare.run_diff import compare_runs
 from minitrain.core.files import read_jsonl, write_jsonl
+from minitrain.train.run import Inject
 from minitrain.train.step_record import load_tensors, save_tensors
 from minitrain.train.worker import Worker
 
 pytestmark = pytest.mark.slow
+Row = dict[str, Any]
 Spoil = Callable[[Path], Any]
 
 
@@ -41,34 +43,25 @@ def copy(clean: Path, tmp_path: Path) -> Path:
 
 def test_run_made_twice(clean: Path, tmp_path: Path, capsys) -> None:
     again = write(tmp_path / "again", run_ranks(make_run(), 2))
-    assert compare_runs(clean, again).equal
     assert run(["verify", str(clean), str(again)]) == 0
     # six steps on two ranks
     out = capsys.readouterr().out
     assert out == "equal: 12 recorded steps of a rank, 6 losses, 2 final states\n"
 
 
-def without_rows(folder: Path, unwanted: Callable[[dict[str, Any]], bool]) -> None:
-    rows = read_jsonl(folder / "hashes.jsonl")
-    kept = [row for row in rows if not unwanted(row)]
-    assert len(kept) < len(rows)
-    write_jsonl(folder / "hashes.jsonl", kept)
+def rewritten(change: Callable[[list[Row]], list[Row]]) -> Spoil:
+    """Write other rows of hashes.jsonl."""
+
+    def spoil(folder: Path) -> None:
+        path = folder / "hashes.jsonl"
+        write_jsonl(path, change(read_jsonl(path)))
+
+    return spoil
 
 
-def without_rank_1(folder: Path) -> None:
-    without_rows(folder, lambda row: row.get("rank") == 1 and row["kind"] == "tensors")
-
-
-def without_step_3(folder: Path) -> None:
-    without_rows(folder, lambda row: row["kind"] == "tensors" and row["step"] == 3)
-
-
-def without_last_batch(folder: Path) -> None:
-    without_rows(folder, lambda row: row["kind"] == "batch" and row["step"] == 5)
-
-
-def without_losses(folder: Path) -> None:
-    (folder / "losses.csv").unlink()
+def without(**where: Any) -> Spoil:
+    """Leave out the rows of hashes.jsonl that have these entries."""
+    return rewritten(lambda rows: [r for r in rows if not where.items() <= r.items()])
 
 
 def without_last_loss(folder: Path) -> None:
@@ -76,28 +69,29 @@ def without_last_loss(folder: Path) -> None:
     (folder / "losses.csv").write_text(text[: text.rindex("5,")])
 
 
-def without_state_of_rank_1(folder: Path) -> None:
-    (folder / "states/state-rank-1.pt").unlink()
+def without_file(name: str) -> Spoil:
+    return lambda folder: (folder / name).unlink()
 
 
-LOSSES = ", ".join(f"the loss of step {step}" for step in range(6))
+STATE_1 = "states/state-rank-1.pt"
+without_rank_1 = without(kind="tensors", rank=1)
+LACKING = {
+    "rank 1": without_rank_1,
+    "step 3 of rank 0, step 3 of rank 1": without(kind="tensors", step=3),
+    "the batch of step 5": without(kind="batch", step=5),
+    ", ".join(f"the loss of step {step}" for step in range(6)): without_file(
+        "losses.csv"
+    ),
+    "the loss of step 5": without_last_loss,
+    STATE_1: without_file(STATE_1),
+}
 
 
-@pytest.mark.parametrize(
-    ("remove", "lacking"),
-    [
-        (without_rank_1, "rank 1"),
-        (without_step_3, "step 3 of rank 0, step 3 of rank 1"),
-        (without_last_batch, "the batch of step 5"),
-        (without_losses, LOSSES),
-        (without_last_loss, "the loss of step 5"),
-        (without_state_of_rank_1, "states/state-rank-1.pt"),
-    ],
-)
+@pytest.mark.parametrize("lacking", LACKING)
 def test_what_one_run_lacks_is_a_difference(
-    clean: Path, copy: Path, capsys, remove: Callable[[Path], None], lacking: str
+    clean: Path, copy: Path, capsys, lacking: str
 ) -> None:
-    remove(copy)
+    LACKING[lacking](copy)
     assert run(["verify", str(clean), str(copy)]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[:2] == [
@@ -119,9 +113,8 @@ def nudge(path: Path) -> None:
 
 
 def test_final_state_of_one_rank(clean: Path, copy: Path, capsys) -> None:
-    path = copy / "states/state-rank-1.pt"
+    path = copy / STATE_1
     nudge(path)
-    assert compare_runs(clean, copy).unlike_states == ["state-rank-1.pt"]
     assert run(["verify", str(clean), str(copy)]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == ("different: ranks of B: their final states differ")
@@ -147,19 +140,18 @@ def test_loss_of_one_step(
     assert f"losses: first at step 2: {loss} against {loss + more}" in out
 
 
+def spoilt_by(inject: Inject, folder: Path) -> Path:
+    return write(folder / "spoilt", run_ranks(make_run(), 2, inject))
+
+
 def test_low_precision_is_told_from_either_side(clean: Path, tmp_path: Path) -> None:
     """The values themselves show which of the two it is."""
-    outcome = run_ranks(make_run(), 2, bugs.low_precision_reduce)
-    spoilt = write(tmp_path / "spoilt", outcome)
+    spoilt = spoilt_by(bugs.low_precision_reduce, tmp_path)
     for pair in ((spoilt, clean), (clean, spoilt)):
         first = compare_runs(*pair).first
         place = 0, "gradients", Cause.REDUCED
         assert (first.step, first.what, first.why.cause) == place
     assert compare_runs(clean, spoilt).verdict == "different"
-
-
-def with_dropout() -> nn.Module:
-    return Bigrams(nn.Sequential(nn.LayerNorm(WIDTH), nn.Dropout(0.1)))
 
 
 @pytest.fixture(scope="module")
@@ -210,7 +202,7 @@ def test_rounding_is_not_why_two_runs_differ(copy: Path, alone: Path, capsys) ->
 def test_tolerances_excuse_no_bug(
     inject, verdict: str, alone: Path, tmp_path: Path
 ) -> None:
-    spoilt = write(tmp_path / "spoilt", run_ranks(make_run(), 2, inject))
+    spoilt = spoilt_by(inject, tmp_path)
     found = compare_runs(spoilt, alone)
     assert found.verdict == verdict
     assert not compare_runs(alone, spoilt).same
@@ -232,8 +224,8 @@ def test_tolerances_excuse_no_bug(
 def test_tolerances_excuse_no_other_training(
     change: dict[str, Any], world_size: int, cause: Cause, clean: Path, tmp_path: Path
 ) -> None:
-    outcome = run_ranks(replace(make_run(), **change), world_size)
-    other = write(tmp_path / "other", outcome)
+    config = replace(make_run(), **change)
+    other = write(tmp_path / "other", run_ranks(config, world_size))
     for pair in ((clean, other), (other, clean)):
         found = compare_runs(*pair)
         assert (found.verdict, found.first.why.cause) == ("different", cause)
@@ -263,7 +255,7 @@ def test_other_settings_of_the_optimizer(
     def change(worker: Worker) -> None:
         worker.optimizer.param_groups[0].update(settings)
 
-    other = write(tmp_path / "other", run_ranks(make_run(), 2, change))
+    other = spoilt_by(change, tmp_path)
     found = compare_runs(clean, other)
     assert found.first.step in steps
     assert found.first.what == "parameters"
@@ -275,15 +267,14 @@ def test_other_settings_of_the_optimizer(
         assert (found.rungs["first two steps"].verdict == "breach") == (verdict != over)
 
 
-def edited(change: Callable[[dict[str, Any]], None], **where: Any) -> Spoil:
+def edited(change: Callable[[Row], Any], **where: Any) -> Spoil:
     """Change the first row of hashes.jsonl that has these entries."""
 
-    def spoil(folder: Path) -> None:
-        rows = read_jsonl(folder / "hashes.jsonl")
+    def edit(rows: list[Row]) -> list[Row]:
         change(next(row for row in rows if where.items() <= row.items()))
-        write_jsonl(folder / "hashes.jsonl", rows)
+        return rows
 
-    return spoil
+    return rewritten(edit)
 
 
 def sampled(change: Callable[[dict[str, Any]], Any]) -> Spoil:
@@ -291,16 +282,9 @@ def sampled(change: Callable[[dict[str, Any]], Any]) -> Spoil:
 
     def spoil(folder: Path) -> None:
         path = folder / "sampled.pt"
-        tensors = load_tensors(path)
-        torch.save(change(tensors), path)
+        torch.save(change(load_tensors(path)), path)
 
     return spoil
-
-
-def duplicate_row(folder: Path) -> None:
-    rows = read_jsonl(folder / "hashes.jsonl")
-    again = next(row for row in rows if row["kind"] == "tensors")
-    write_jsonl(folder / "hashes.jsonl", [*rows, again])
 
 
 def stale_state(folder: Path) -> None:
@@ -308,22 +292,21 @@ def stale_state(folder: Path) -> None:
         nudge(folder / f"states/state-rank-{rank}.pt")
 
 
+ONES, BY_NAME = torch.ones(WIDTH), "must have tensors by STEP/KIND/NAME"
 ROW_0, ROW_1 = ({"kind": "tensors", "rank": rank, "step": 2} for rank in range(2))
+
+
+def unlike_hash(kind: str) -> Spoil:
+    return edited(lambda row: row[kind].update({"norm.bias": "0"}), **ROW_1)
 
 
 @pytest.mark.parametrize(
     ("spoil", "line"),
     [
-        (without_state_of_rank_1, "rank 1 has no final state"),
+        (without_file(STATE_1), "rank 1 has no final state"),
         (without_rank_1, "rank 1 has no step 0"),
-        (
-            edited(lambda row: row["gradients"].update({"norm.bias": "0"}), **ROW_1),
-            "rank 1 differs from rank 0 at step 2",
-        ),
-        (
-            edited(lambda row: row["parameters"].update({"norm.bias": "0"}), **ROW_1),
-            "rank 1 differs from rank 0 at step 2",
-        ),
+        (unlike_hash("gradients"), "rank 1 differs from rank 0 at step 2"),
+        (unlike_hash("parameters"), "rank 1 differs from rank 0 at step 2"),
         (stale_state, "their final state is not the state of step 5"),
     ],
 )
@@ -341,23 +324,20 @@ def test_damage_to_a_rank_of_the_larger_run(
 @pytest.mark.parametrize(
     ("spoil", "line"),
     [
-        (
-            sampled(lambda t: t | {"0/gradients/norm.bias": torch.ones(WIDTH)}),
-            "0/gradients",
-        ),
-        (sampled(lambda t: t | {"1/after/norm.bias": torch.ones(WIDTH)}), "1/after"),
+        (sampled(lambda t: t | {"0/gradients/norm.bias": ONES}), "0/gradients"),
+        (sampled(lambda t: t | {"1/after/norm.bias": ONES}), "1/after"),
         (sampled(lambda t: t | {"0/before/norm.bias": torch.ones(9)}), "0/before"),
         (sampled(lambda t: t | {"early/state/norm.bias": 3}), "early/state"),
-        (sampled(lambda t: [1, 2]), "must have tensors by STEP/KIND/NAME"),
-        (
-            sampled(lambda t: {"weight": torch.ones(1)}),
-            "must have tensors by STEP/KIND/NAME",
-        ),
-        (sampled(lambda t: {"0/after/a": 3}), "must have tensors by STEP/KIND/NAME"),
+        (sampled(lambda t: [1, 2]), BY_NAME),
+        (sampled(lambda t: {"weight": torch.ones(1)}), BY_NAME),
+        (sampled(lambda t: {"0/after/a": 3}), BY_NAME),
         (edited(lambda row: row.pop("buffers"), **ROW_0), "not the hashes of a run"),
         (edited(lambda row: row.pop("sha256"), kind="batch"), "'sha256'"),
         (edited(lambda row: row.update(step="2"), **ROW_0), "not the hashes of a run"),
-        (duplicate_row, "not the hashes of a run: a step is duplicated"),
+        (
+            rewritten(lambda rows: rows + [r for r in rows if r["kind"] == "tensors"]),
+            "not the hashes of a run: a step is duplicated",
+        ),
         (
             lambda folder: (folder / "losses.csv").write_text("a,b\n1,2\n"),
             "losses.csv: not the losses of a run",
@@ -403,11 +383,14 @@ def test_rounding_that_begins_after_step_0(clean: Path, tmp_path: Path) -> None:
         worker.sync.on_bucket = on_bucket
 
     for by, verdict in ((1e-6, "within tolerance"), (0.1, "different")):
-        folder = tmp_path / verdict
-        outcome = run_ranks(make_run(), 2, partial(nudged, by=by))
-        found = compare_runs(write(folder, outcome), clean)
+        spoilt = spoilt_by(partial(nudged, by=by), tmp_path / verdict)
+        found = compare_runs(spoilt, clean)
         assert (found.first.step, found.first.what) == (1, "gradients")
         assert found.verdict == verdict
+
+
+def with_dropout() -> nn.Module:
+    return Bigrams(nn.Sequential(nn.LayerNorm(WIDTH), nn.Dropout(0.1)))
 
 
 def test_random_numbers_of_other_ranks_are_undecided(tmp_path: Path) -> None:
@@ -451,7 +434,7 @@ def test_folder_that_is_no_run(
 def test_cause_of_other_world_sizes_does_not_depend_on_the_order(
     alone: Path, tmp_path: Path
 ) -> None:
-    summed = write(tmp_path / "summed", run_ranks(make_run(), 2, bugs.sum_for_mean))
+    summed = spoilt_by(bugs.sum_for_mean, tmp_path)
     for pair, side in (((alone, summed), "B"), ((summed, alone), "A")):
         first = compare_runs(*pair).first
         assert first.why.cause == Cause.SUMMED
