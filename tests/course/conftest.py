@@ -5,13 +5,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from project import copy_project, run_dvc
+from project import IDLE, copy_project, run_dvc
 from quick_dvc import stages_in_forks
 
 # two processes, unless an exercise asks for more
 SMALL = {"gloo.world_sizes": [2]}
-# what no stage reads
-IDLE = shutil.ignore_patterns("studies", "tests", "docs", "launch", "examples")
 
 
 @pytest.fixture(scope="session")
@@ -28,6 +26,6 @@ def base(stages_by_fork: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def copy(base: Path, tmp_path: Path) -> Iterator[Path]:
     """The same, to be changed."""
     folder = tmp_path / "copy"
-    shutil.copytree(base, folder, symlinks=True, ignore=IDLE)
+    shutil.copytree(base, folder, symlinks=True, ignore=shutil.ignore_patterns(*IDLE))
     yield folder
     shutil.rmtree(folder)

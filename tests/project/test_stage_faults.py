@@ -14,7 +14,6 @@ import pytest
 import torch
 from mutated import (
     EQUIVALENCE,
-    PIPELINE,
     REPLAY_2,
     VERIFY_2,
     Outcome,
@@ -54,13 +53,41 @@ def flip_a_bit(path: Path, tensor: str = "norm.bias") -> None:
     save_tensors(path, state)
 
 
-def alter_hash(path: Path, what: str, rank: int, step: int = 2) -> None:
-    rows = read_jsonl(path)
-    place = ("tensors", rank, step)
-    (row,) = (r for r in rows if (r["kind"], r.get("rank"), r.get("step")) == place)
-    name = next(iter(row[what]))
-    row[what][name] = row[what][name][::-1]
-    write_jsonl(path, rows)
+Rows = list[dict[str, Any]]
+
+
+def change_rows(run: Path, how: Callable[[Rows], Rows | None]) -> None:
+    """Change the rows of a run's hashes, in place or by what ``how`` returns."""
+    path = run / "hashes.jsonl"
+    before, rows = path.read_bytes(), read_jsonl(path)
+    changed = how(rows)
+    write_jsonl(path, rows if changed is None else changed)
+    assert path.read_bytes() != before
+
+
+def other_hash(what: str, rank: int) -> Callable[[Rows], None]:
+    def change(rows: Rows) -> None:
+        place = ("tensors", rank, 2)
+        row = next(
+            r for r in rows if (r["kind"], r.get("rank"), r.get("step")) == place
+        )
+        name = next(iter(row[what]))
+        row[what][name] = row[what][name][::-1]
+
+    return change
+
+
+def other_samples(rows: Rows) -> None:
+    batch = next(row for row in rows if (row["kind"], row.get("step")) == ("batch", 4))
+    batch["sha256"] = batch["sha256"][::-1]
+
+
+def without_a_rank(rows: Rows) -> Rows:
+    return [row for row in rows if row.get("rank") != 1]
+
+
+def without_a_step(rows: Rows) -> Rows:
+    return [row for row in rows if (row["kind"], row.get("step")) != ("tensors", 2)]
 
 
 def breached(copy: Path, name: str = "gloo-2") -> set[str]:
@@ -71,88 +98,65 @@ def breached(copy: Path, name: str = "gloo-2") -> set[str]:
 
 
 def assert_refused(outcome: Outcome, copy: Path, *rungs: str) -> None:
+    """By these rungs, and by no other."""
     assert (outcome.place, outcome.code) == ("equivalence", 1), outcome.output
     assert "gloo-2" in outcome.line
-    assert {*rungs} <= breached(copy)
+    assert breached(copy) == {*rungs}
 
 
 def test_nothing_is_refused_where_nothing_was_changed(after, copy: Path) -> None:
-    outcome = after(*PIPELINE[4:])
+    outcome = after(VERIFY_2, EQUIVALENCE)
     assert outcome.code == 0, outcome.output
     assert breached(copy) == set()
 
 
-@pytest.mark.parametrize("rank", thorough_after(1, [1, 0]))
-def test_state_of_one_rank(after, copy: Path, rank: int) -> None:
-    flip_a_bit(copy / RUN / f"states/state-rank-{rank}.pt")
-    rungs = ["ranks", "replay"] if rank == 0 else ["ranks"]
+def test_rank_replay_and_losses_that_differ(after, copy: Path) -> None:
+    """Six files or rows, each of which one rung of its own must refuse."""
+    flip_a_bit(copy / RUN / "states/state-rank-1.pt")
+    flip_a_bit(copy / REPLAYED / "state.pt")
+    change_rows(copy / REPLAYED, other_hash("gradients", rank=0))
+    change_rows(copy / REPLAYED, other_hash("parameters", rank=1))
+    change_rows(copy / REPLAYED, other_samples)
+    # by a hundredth, at a step that the witness recomputes
+    path = copy / RUN / "losses.csv"
+    head, first, *rest = path.read_text().splitlines()
+    loss = float(first.partition(",")[2]) + 0.05
+    path.write_text("\n".join([head, f"0,{loss!r}", *rest]) + "\n")
+    of_hashes = ("replay_gradients", "replay_parameters", "data")
+    rungs = ("ranks", "replay", *of_hashes, "replay_losses", "witness_loss")
     assert_refused(after(VERIFY_2, EQUIVALENCE), copy, *rungs)
     found = read_json(copy / EVIDENCE / "evidence.json")["rungs"]["ranks"]
     assert found["max_ulp"] == 1
     assert found["detail"].endswith(": tensor norm.bias differs")
 
 
-def test_state_of_the_replay(after, copy: Path) -> None:
-    flip_a_bit(copy / REPLAYED / "state.pt")
-    assert_refused(after(VERIFY_2, EQUIVALENCE), copy, "replay")
+def test_hashes_of_the_run_that_differ(after, copy: Path) -> None:
+    change_rows(copy / RUN, other_hash("gradients", rank=0))
+    change_rows(copy / RUN, other_hash("parameters", rank=1))
+    change_rows(copy / RUN, other_samples)
+    of_replay = ("replay_gradients", "replay_parameters")
+    rungs = (*of_replay, "witness_hashes", "data", "one_process_data")
+    assert_refused(after(VERIFY_2, EQUIVALENCE), copy, *rungs)
 
 
-HASHES = [
-    *((RUN, 1, "parameters"), (REPLAYED, 0, "gradients")),
-    *((RUN, 0, "gradients"), (REPLAYED, 1, "parameters")),
+# as the replay has them, and as the run and the witness have them
+OF_REPLAY = ["replay_buffers", "replay_gradients", "replay_parameters"]
+ROWS = [
+    (RUN, without_a_rank, "witness_data"),
+    (RUN, without_a_step, "witness_hashes"),
+    (REPLAYED, without_a_rank, None),
+    (REPLAYED, without_a_step, None),
 ]
 
 
-@pytest.mark.parametrize(("where", "rank", "what"), thorough_after(2, HASHES))
-def test_hash(after, copy: Path, where: str, rank: int, what: str) -> None:
-    alter_hash(copy / where / "hashes.jsonl", what, rank)
-    assert_refused(after(VERIFY_2, EQUIVALENCE), copy, f"replay_{what}")
-
-
-Rows = list[dict[str, Any]]
-
-
-def without_a_rank(rows: Rows) -> Rows:
-    return [row for row in rows if row.get("rank") != 1]
-
-
-def without_a_step(rows: Rows) -> Rows:
-    return [r for r in rows if (r["kind"], r.get("step")) != ("tensors", 2)]
-
-
-def other_samples(rows: Rows) -> Rows:
-    batch = next(row for row in rows if (row["kind"], row.get("step")) == ("batch", 4))
-    batch["sha256"] = batch["sha256"][::-1]
-    return rows
-
-
-ROWS = {
-    without_a_rank: ["replay_gradients", "replay_parameters"],
-    without_a_step: ["replay_gradients"],
-    other_samples: ["data"],
-}
-IN_EACH = [(where, how) for where in (RUN, REPLAYED) for how in ROWS]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("where", "how"), thorough_after(len(ROWS), IN_EACH))
-def test_rows_that_are_missing_or_others(
-    after, copy: Path, where: str, how: Callable[[Rows], Rows]
+@pytest.mark.parametrize(("where", "how", "rung"), thorough_after(2, ROWS))
+def test_rows_that_are_missing(
+    after, copy: Path, where: str, how: Callable[[Rows], Rows], rung: str | None
 ) -> None:
-    path = copy / where / "hashes.jsonl"
-    before = path.read_bytes()
-    write_jsonl(path, how(read_jsonl(path)))
-    assert path.read_bytes() != before
-    assert_refused(after(VERIFY_2, EQUIVALENCE), copy, *ROWS[how])
-
-
-def test_loss_of_one_step(after, copy: Path) -> None:
-    """Changed by a hundredth, at a step that the witness recomputes."""
-    path = copy / RUN / "losses.csv"
-    head, first, *rest = path.read_text().splitlines()
-    loss = float(first.partition(",")[2]) + 0.05
-    path.write_text("\n".join([head, f"0,{loss!r}", *rest]) + "\n")
-    assert_refused(after(VERIFY_2, EQUIVALENCE), copy, "witness_loss")
+    change_rows(copy / where, how)
+    rungs = [*OF_REPLAY, *([rung] if rung else [])]
+    assert_refused(after(VERIFY_2, EQUIVALENCE), copy, *rungs)
 
 
 def test_breach_that_verify_found(after, copy: Path) -> None:
@@ -171,42 +175,32 @@ def test_breach_that_verify_found(after, copy: Path) -> None:
     assert "injected" in (metrics / "report.md").read_text()
 
 
-@pytest.mark.parametrize(
-    ("file", "prefix", "rung"),
-    [
-        ("sampled.pt", "0/gradients/", "one_process_gradients"),
-        ("sampled.pt", "early/state/", "one_process_early"),
-        ("state.pt", "", "one_process"),
-    ],
-)
-def test_evidence_far_from_one_process(
-    after, copy: Path, file: str, prefix: str, rung: str
-) -> None:
-    path = copy / EVIDENCE / file
-    tensors = load_tensors(path)
-    # a hundredth, and of all elements: no rounding does that
-    far = {n: 1.01 * t for n, t in tensors.items() if n.startswith(prefix)}
-    assert far
-    save_tensors(path, {**tensors, **far})
-    assert_refused(after(EQUIVALENCE), copy, rung)
+def test_evidence_far_from_one_process(after, copy: Path) -> None:
+    for file, prefix in (
+        ("sampled.pt", "0/gradients/"),
+        ("sampled.pt", "early/state/"),
+        ("state.pt", ""),
+    ):
+        path = copy / EVIDENCE / file
+        tensors = load_tensors(path)
+        # a hundredth, and of all elements: no rounding does that
+        far = {n: 1.01 * t for n, t in tensors.items() if n.startswith(prefix)}
+        assert far
+        save_tensors(path, {**tensors, **far})
+    rungs = ("one_process_gradients", "one_process_early", "one_process")
+    assert_refused(after(EQUIVALENCE), copy, *rungs)
 
 
-def test_replay_does_not_copy_the_state(after, copy: Path) -> None:
-    """The state of the run must not affect the replay."""
-    flip_a_bit(copy / RUN / "states/state-rank-0.pt")
-    flip_a_bit(copy / RUN / "states/state-rank-1.pt")
-    before = (copy / REPLAYED / "state.pt").read_bytes()
-    assert_refused(after(REPLAY_2, VERIFY_2, EQUIVALENCE), copy, "replay")
-    assert (copy / REPLAYED / "state.pt").read_bytes() == before
-
-
-def test_replay_does_not_copy_the_hashes(after, copy: Path) -> None:
+def test_replay_does_not_copy_the_run(after, copy: Path) -> None:
+    """Neither its state nor its hashes."""
     for rank in (0, 1):
-        alter_hash(copy / RUN / "hashes.jsonl", "parameters", rank)
-    before = (copy / REPLAYED / "hashes.jsonl").read_bytes()
-    outcome = after(REPLAY_2, VERIFY_2, EQUIVALENCE)
-    assert_refused(outcome, copy, "replay_parameters")
-    assert (copy / REPLAYED / "hashes.jsonl").read_bytes() == before
+        flip_a_bit(copy / RUN / f"states/state-rank-{rank}.pt")
+        change_rows(copy / RUN, other_hash("parameters", rank))
+    files = [copy / REPLAYED / name for name in ("state.pt", "hashes.jsonl")]
+    before = [file.read_bytes() for file in files]
+    rungs = ("replay", "replay_parameters", "witness_hashes")
+    assert_refused(after(REPLAY_2, VERIFY_2, EQUIVALENCE), copy, *rungs)
+    assert [file.read_bytes() for file in files] == before
 
 
 @pytest.mark.slow

@@ -33,6 +33,8 @@ CRASH = 70
 # not minitrain: a worker imports it from its copy
 SLOW_TO_IMPORT = [
     "cloudpickle",
+    "matplotlib.backends.backend_agg",
+    "matplotlib.figure",
     "pandas",
     "psutil",
     "pydantic",

@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +30,20 @@ SMALL = {
     "baseline.num_rounds": 5,
     "baseline.steps_per_round": 1,
 }
+# folders that no stage reads
+IDLE = ("studies", "tests", "docs", "launch", "examples")
 
 
-def copy_project(folder: Path, changes: dict[str, Any] | None = None) -> Path:
+def copy_project(
+    folder: Path, changes: dict[str, Any] | None = None, without: Sequence[str] = ()
+) -> Path:
     """Copy the project's tracked files to ``folder`` as a git repository, with small
-    parameters.
+    parameters, and without these files and folders.
     """
+    left_out = {"dvc.lock", *without}
     listed = git(ROOT, "ls-files", "--cached", "--others", "--exclude-standard")
     for name in listed.splitlines():
-        if (ROOT / name).is_file() and name != "dvc.lock":
+        if (ROOT / name).is_file() and name.partition("/")[0] not in left_out:
             target = folder / name
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, target)
@@ -51,7 +57,8 @@ def make_run(address: str, folder: Path) -> None:
     """Run the pipeline in a copy of the project with the server of mutated.py at
     ``address``. A mutant gets the outputs of the healthy project.
     """
-    copy_project(folder, {"corpus.num_sentences": 40, "train.num_steps": 6})
+    few = {"corpus.num_sentences": 40, "train.num_steps": 6}
+    copy_project(folder, few, without=IDLE)
     if MADE in os.environ:
         for name in ("data", "metrics"):
             made = Path(os.environ[MADE], name)
