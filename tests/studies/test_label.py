@@ -1,6 +1,5 @@
 """Labels of results: the code that measured them, and later changes."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ import pytest
 from project import ROOT
 
 from minitrain.core.code_lock import lock_of, lock_text
+from minitrain.core.files import write_json
 from minitrain.core.provenance import code_sha256, provenance
 from minitrain.report.study_results import since_then
 from studies.label import label, label_of_study, main
@@ -43,8 +43,7 @@ stages:
 
 
 def record(study: Path, **changes: Any) -> None:
-    content = {**ORIGIN, **changes}
-    (study / "mine.json").write_text(json.dumps(content))
+    write_json(study / "mine.json", {**ORIGIN, **changes})
 
 
 def test_label_of_a_study_counts_what_changed(study: Path) -> None:
@@ -96,23 +95,30 @@ def test_pipeline_has_two_measurements(study: Path) -> None:
         "- Newer code may give other numbers: `make` measures again.\n"
     )
     assert "Newer code" not in label([train], "make")
-    manifest["code_sha256"] = None
-    assert "made by code that was not recorded. Measured" in label(
-        made_by_pipeline(root, manifest), "make"
-    )
 
 
 def test_label_of_one_study_leaves_other_readmes_alone(
-    monkeypatch: pytest.MonkeyPatch,
+    study: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    written: list[Path] = []
-    monkeypatch.setattr(
-        "studies.label.write_marked", lambda path, name, text: written.append(path)
-    )
-    for names in ([], ["zoo"]):
-        monkeypatch.setattr("sys.argv", ["label.py", *names])
-        main()
-    assert written[0] == ROOT / "README.md"
-    assert len(written) > 2
-    assert written[-1] == ROOT / "studies/zoo/README.md"
-    assert written.count(ROOT / "README.md") == 1
+    root = study.parents[1]
+    record(study)
+    other = Path(shutil.copytree(study, root / "studies/other"))
+    baseline = {"baseline_measured_at": ORIGIN["measured_at"]}
+    write_json(root / "metrics/manifest.json", {**ORIGIN, **baseline})
+    readmes = [folder / "README.md" for folder in (root, study, other)]
+    empty = "<!-- made-by -->\n<!-- /made-by -->\n"
+    for readme in readmes:
+        readme.write_text(empty)
+    monkeypatch.setattr("studies.label.ROOT", root)
+    monkeypatch.setattr("sys.argv", ["label.py", "mine"])
+    main()
+    assert [readme.read_text() == empty for readme in readmes] == [True, False, True]
+    monkeypatch.setattr("sys.argv", ["label.py"])
+    main()
+    scripts = [
+        "`train.py`: made by code that was not recorded.",
+        "`a.py`: Measured",
+        "`a.py`: Measured",
+    ]
+    for readme, script in zip(readmes, scripts, strict=True):
+        assert f"<!-- made-by -->\n- {script}" in readme.read_text()

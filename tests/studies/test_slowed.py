@@ -30,8 +30,7 @@ while time.time() < end:
 """
 
 
-@pytest.mark.parametrize("is_busy", [False, True], ids=["asleep", "busy"])
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(("rank", "is_busy"), [(0, False), (1, True)])
 def test_rank_that_is_slowed_a_lot_is_named(rank: int, is_busy: bool) -> None:
     run = replace(make_run(steps=STEPS), hash_every=STEPS)
     rows = timed_run(run, 2, Delay(rank, 30, is_busy), timeout_s=120)

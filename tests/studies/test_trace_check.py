@@ -134,12 +134,8 @@ def test_a_trace_with_problems_ends_in_one_line(ranks: Ranks) -> None:
     assert problems(trace_of(ranks)) == []
     # a rank with the clock of another host
     late = trace_of([ranks[0], elsewhere(ranks[1], 1000 * MS)])
-    assert problems(late)[1] == (
-        f"step 5: {BUCKET} was reduced on a rank before all had handed it over"
-    )
-    with pytest.raises(
-        EvidenceError, match=r"^trace: step 5: was over .* \(and 5 more"
-    ):
+    said = r"^trace: step 5: was over .* \(and 5 more"
+    with pytest.raises(EvidenceError, match=said):
         require_right(late)
 
 
@@ -160,26 +156,22 @@ def without(rank: TracedRank, name: str) -> TracedRank:
     return replace(rank, spans=spans, reductions=reductions)
 
 
-def in_backward(rank: TracedRank) -> int:
-    return next(one.begin_ns for one in rank.spans if one.name == "backward") + US
-
-
 FEWER = {"step": 5, "bucket": 1, "bytes": 29_996, "parameters": ["b"]}
 
 
 def test_a_fault_of_a_rank_is_seen(ranks: Ranks) -> None:
     first, second = ranks
-    phases = "rank 1, step 5: its phases are data, "
-    one, mm = "all-reduce bucket 1", in_backward(second)
+    backward = next(one for one in second.spans if one.name == "backward")
+    across = backward.begin_ns + US
+    phases = "rank 1, step 5: its phases are data, forward, backward, optimizer"
+    lies = "rank 1: aten::mm lies across forward"
     fewer = "rank 1, step 5: buckets of 99996 bytes, and gradients of 100000"
     for spoilt, expected in [
-        (without(second, "reduce"), phases + "forward, backward, optimizer"),
-        (change(second, "forward", name="optimizer"), phases + "optimizer, backward"),
+        (without(second, "reduce"), phases),
         (without(second, "step 6"), "rank 1: has steps [5], the first rank [5, 6]"),
         (without(second, "all-reduce bucket 2"), "rank 1: has other buckets than the"),
-        (change(second, "aten::mm", end_ns=mm), "rank 1: aten::mm lies across forward"),
-        (change(second, one, end_ns=0), f"event 43, {BUCKET}: dur = -"),
-        (change(second, one, args=FEWER), fewer),
+        (change(second, "aten::mm", end_ns=across), lies),
+        (change(second, "all-reduce bucket 1", args=FEWER), fewer),
     ]:
         found = problems(trace_of([first, spoilt]))
         assert found
@@ -205,7 +197,6 @@ def test_what_viewers_cannot_read_is_seen(ranks: Ranks) -> None:
         ("X", "dur", -0.001, "event 10, step 5: dur = -0.001"),
         ("X", "pid", True, "event 10, step 5: pid = True"),
         ("X", "dur", None, "event 10: no dur"),
-        ("i", "ts", None, "event 8: no ts"),
         ("M", "args", {"name": "python"}, "process 0: its name is 'python'"),
     ]:
         trace = copy.deepcopy(trace_of(ranks))
