@@ -115,10 +115,7 @@ def test_label_of_one_study_leaves_other_readmes_alone(
     assert [readme.read_text() == empty for readme in readmes] == [True, False, True]
     monkeypatch.setattr("sys.argv", ["label.py"])
     main()
-    scripts = [
-        "`train.py`: made by code that was not recorded.",
-        "`a.py`: Measured",
-        "`a.py`: Measured",
-    ]
-    for readme, script in zip(readmes, scripts, strict=True):
-        assert f"<!-- made-by -->\n- {script}" in readme.read_text()
+    pipeline = "`train.py`: made by code that was not recorded. Measured"
+    lines = [pipeline, "`a.py`: Measured", "`a.py`: Measured"]
+    for readme, line in zip(readmes, lines, strict=True):
+        assert f"<!-- made-by -->\n- {line}" in readme.read_text()
