@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,17 +46,10 @@ def charts(text: str) -> dict[str, dict[str, Any]]:
     return {chart["title"]["text"]: chart for chart in found}
 
 
-def fields(chart: Any) -> Iterator[str]:
+def columns(chart: dict[str, Any]) -> set[str]:
     """Every column that a chart reads."""
-    if isinstance(chart, dict):
-        for key, value in chart.items():
-            if key == "field":
-                yield value
-            elif key != "data":
-                yield from fields(value)
-    elif isinstance(chart, list):
-        for one in chart:
-            yield from fields(one)
+    drawn = {key: value for key, value in chart.items() if key != "data"}
+    return {*re.findall(r'"field": "([^"]*)"', json.dumps(drawn))}
 
 
 @pytest.mark.pipeline
@@ -69,9 +61,8 @@ def test_charts_read_columns_that_are_there_of_both_sides(
         rows = chart["data"]["values"]
         assert {row["rev"] for row in rows} == {"HEAD", "workspace"}, name
         made = {step["as"] for step in chart.get("transform", []) if "as" in step}
-        read = {*fields(chart)}
-        assert "rev" in read
-        assert read - made <= rows[0].keys(), name
+        assert "rev" in columns(chart)
+        assert columns(chart) - made <= rows[0].keys(), name
         # each anchor of the template was filled
         assert "<DVC_METRIC" not in json.dumps(chart), name
     # speeds are shown without A/A duplicates
