@@ -1,31 +1,78 @@
 """Scripts that were not changed, under ``minitrain record FOLDER -- COMMAND``."""
 
+import json
 import os
 import re
 import signal
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from subprocess import CompletedProcess
+from textwrap import indent
 
 import pytest
 import torch
 from example_loops import (
     LOOPS,
     MINITRAIN,
+    Run,
     assert_equal_rows,
+    loops_by_fork,
     python_of,
     record,
-    run_as_users_do,
     run_command,
     script_of,
     torchrun,
 )
+from one_line import refusal
 from project import ROOT
 from thorough import thorough_after
 from torch import nn
 
+from minitrain.cli.main import run
 from minitrain.recording import recorder
 from minitrain.recording import unchanged as unchanged_script
-from minitrain.recording.format import read_recording
+from minitrain.recording.format import OfRank, read_recording
+
+Prepared = Callable[[str], tuple[str, OfRank]]
+TRAINS = """
+import torch
+from torch import nn
+model = nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(6):
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.fixture(scope="module")
+def by_fork() -> Iterator[Run]:
+    yield from loops_by_fork()
+
+
+def by_command(text: str, folder: Path, *options: str) -> "CompletedProcess[str]":
+    """Run a script by the command, recorded in ``run``."""
+    script = folder / "train.py"
+    script.write_text(text)
+    return record(folder / "run", [sys.executable, script], *options, given="given\n")
+
+
+@pytest.fixture
+def prepared(by_fork: Run, tmp_path: Path) -> Prepared:
+    """Runs a script in a process that has torch, which is prepared as the command does
+    on the import of torch: what it prints, and its recording.
+    """
+
+    def run_script(text: str) -> tuple[str, OfRank]:
+        script, folder = tmp_path / "train.py", tmp_path / "run"
+        prepare = "from minitrain.recording.unchanged import prepare\nprepare()\n"
+        script.write_text(prepare + text)
+        variables = {unchanged_script.SETTINGS: json.dumps({"folder": str(folder)})}
+        said = by_fork("nanogpt_style", 1, folder, script=script, **variables)
+        return said, read_recording(folder).ranks[0]
+
+    return run_script
 
 
 def unchanged(name: str, folder: Path) -> Path:
@@ -45,9 +92,9 @@ def unchanged(name: str, folder: Path) -> Path:
     + thorough_after(0, [(name, size) for name in LOOPS for size in (1, 2)]),
 )
 def test_recording_is_the_same_as_with_the_lines(
-    name: str, world_size: int, tmp_path: Path
+    name: str, world_size: int, by_fork: Run, tmp_path: Path
 ) -> None:
-    run_as_users_do(name, world_size, tmp_path / "changed")
+    by_fork(name, world_size, tmp_path / "changed")
     command = [python_of(name), *torchrun(world_size, tmp_path)]
     command += [unchanged(name, tmp_path), "unused"]
     done = record(tmp_path / "same", command)
@@ -57,19 +104,11 @@ def test_recording_is_the_same_as_with_the_lines(
 
 # libraries search for torch before it is imported, some of them twice: this must not
 # stop the recording
-TRAINS = """
+SEARCHES = """
 import importlib.util, os, signal, sys
 assert importlib.util.find_spec("torch") and importlib.util.find_spec("torch")
-import torch
-from torch import nn
-model = nn.Linear(4, 4)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for _ in range(6):
-    model(torch.ones(2, 4)).sum().backward()
-    optimizer.step()
-print(sys.stdin.read(), end="")
-{end}
 """
+ECHOES = 'print(sys.stdin.read(), end="")\n'
 GOES_ON = """
 try:
     sys.exit(3)
@@ -82,7 +121,6 @@ except SystemExit:
 @pytest.mark.parametrize(
     ("end", "code"),
     [
-        ("sys.exit(0)", 0),
         ("sys.exit(7)", 7),
         (GOES_ON, 0),
         ("os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM),
@@ -92,9 +130,7 @@ except SystemExit:
 def test_exit_code_signal_and_streams_are_the_commands_own(
     end: str, code: int, tmp_path: Path
 ) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(TRAINS.format(end=end))
-    done = record(tmp_path / "run", [sys.executable, script], given="given\n")
+    done = by_command(SEARCHES + TRAINS + ECHOES + end, tmp_path)
     assert (done.returncode, done.stdout) == (code, "given\n"), done.stderr
     assert ("ValueError: mine" in done.stderr) == (code == 1)
     (rank,) = read_recording(tmp_path / "run").ranks.values()
@@ -102,71 +138,51 @@ def test_exit_code_signal_and_streams_are_the_commands_own(
     assert (len(rank.steps), rank.end is not None) == (3, code == 0)
 
 
-IN_A_CHILD = """
-import sys
+IN_CHILDREN = f"""
+import os
 import torch.multiprocessing as mp
-def main(rank, error):
-{trains}
+
+def main(number, error):
+{indent(TRAINS, "    ")}
     if error is not None:
         raise error
+
 if __name__ == "__main__":
-    error = {end}
-    if "spawn" == "{start}":
-        mp.spawn(main, (error,))
-    else:
-        mp.get_context("{start}").Process(target=main, args=(0, error)).start()
+    os.environ["WORLD_SIZE"] = "4"
+    for rank, error in enumerate([None, ValueError()]):
+        os.environ["RANK"] = str(rank)
+        try:
+            mp.spawn(main, (error,))
+        except mp.ProcessRaisedException:
+            pass
+    for rank, error in enumerate([SystemExit(0), ValueError()], start=2):
+        os.environ["RANK"] = str(rank)
+        child = mp.get_context("fork").Process(target=main, args=(0, error))
+        child.start()
+        child.join()
 """
 
 
-@pytest.mark.parametrize(
-    ("start", "end", "is_whole"),
-    [
-        ("spawn", "None", True),
-        ("spawn", "ValueError()", False),
-        ("fork", "SystemExit(0)", True),
-        ("fork", "ValueError()", False),
-    ],
-)
-def test_process_of_multiprocessing_has_an_end_unless_it_failed(
-    start: str, end: str, is_whole: bool, tmp_path: Path
-) -> None:
+def test_process_of_multiprocessing_has_an_end_unless_it_failed(tmp_path: Path) -> None:
     """A fork runs no function of atexit, and torch's spawn hides the error."""
-    trains = TRAINS.format(end="").partition("print(")[0].replace("\n", "\n    ")
-    script = tmp_path / "train.py"
-    script.write_text(IN_A_CHILD.format(trains=trains, start=start, end=end))
-    record(tmp_path / "run", [sys.executable, script])
-    rank = read_recording(tmp_path / "run").ranks[0]
-    assert (len(rank.steps), rank.end is not None) == (3, is_whole)
+    done = by_command(IN_CHILDREN, tmp_path)
+    assert done.returncode == 0, done.stderr
+    ranks = read_recording(tmp_path / "run").ranks
+    assert [len(ranks[rank].steps) for rank in range(4)] == [3] * 4
+    assert [ranks[rank].end is not None for rank in range(4)] == [True, False] * 2
 
 
-FSDP = """
-import torch.distributed as dist
-from torch.distributed.fsdp import FullyShardedDataParallel
-store = dist.HashStore()
-dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-model = FullyShardedDataParallel(model, device_id=torch.device("cpu"))
-"""
-
-
-@pytest.mark.parametrize(
-    ("change", "line"),
-    [
-        ("model = torch.jit.script(model)", "RuntimeError: register_forward_pre_hook"),
-        (FSDP, "record: model is in FullyShardedDataParallel"),
-        ("open('run', 'w').close()", "FileExistsError"),
-    ],
-)
 def test_training_that_cannot_be_recorded_is_one_line_and_goes_on(
-    change: str, line: str, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
-    script = tmp_path / "train.py"
-    text = TRAINS.format(end="print('trained')")
-    script.write_text(text.replace("optimizer =", f"{change}\noptimizer =", 1))
-    done = record(tmp_path / "run", [sys.executable, script])
+    scripted = "model = torch.jit.script(model)\noptimizer ="
+    text = TRAINS.replace("optimizer =", scripted, 1) + "print('trained')"
+    done = by_command(text, tmp_path)
     assert (done.returncode, done.stdout) == (0, "trained\n"), done.stderr
     lines = [one for one in done.stderr.splitlines() if one.startswith("minitrain")]
     assert len(lines) == 1, lines
-    assert lines[0].startswith(f"minitrain: nothing is recorded: {line}")
+    line = "nothing is recorded: RuntimeError: register_forward_pre_hook"
+    assert lines[0].startswith(f"minitrain: {line}")
 
 
 @pytest.mark.parametrize("sharded", [False, True])
@@ -211,7 +227,6 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for _ in range(3):
     model(torch.ones(2, 4)).sum().backward()
     optimizer.step()
-{end}
 """
 
 
@@ -220,15 +235,12 @@ for _ in range(3):
     ["destroy_process_group()", "", "dist.distributed_c10d.destroy_process_group()"],
 )
 def test_sharded_model_has_an_end_without_a_process_group(
-    end: str, tmp_path: Path
+    end: str, prepared: Prepared
 ) -> None:
     """The last one is not the function that was patched."""
-    script = tmp_path / "train.py"
-    script.write_text(PARTED.format(end=end))
-    done = record(tmp_path / "run", [sys.executable, script])
-    assert "Traceback" not in done.stderr, done.stderr
-    rank = read_recording(tmp_path / "run").ranks[0]
-    assert (done.returncode, len(rank.steps)) == (0, 3)
+    said, rank = prepared(PARTED + end)
+    assert "Traceback" not in said
+    assert len(rank.steps) == 3
     assert rank.end is not None
     # sharded parameters cannot be gathered without a group
     assert ("parameters" in rank.end) == (not end.startswith("dist."))
@@ -266,29 +278,16 @@ def test_script_without_torch_is_untouched(tmp_path: Path) -> None:
 
 
 def test_parameters_outside_the_recorded_model_are_counted(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
     more = "other = nn.Linear(2, 2)\nsecond = torch.optim.SGD(other.parameters())\n"
-    text = TRAINS.format(end="").replace("for _", f"{more}for _")
+    text = TRAINS.replace("for _", f"{more}for _")
     text = text.replace("nn.Linear(4, 4)", "nn.Sequential(nn.Linear(4, 4))")
-    script.write_text(text)
-    done = record(tmp_path / "run", [sys.executable, script], "--modules")
+    done = by_command(text, tmp_path, "--modules")
     note = "note: 2 of 4 parameters of the optimizers are not in Sequential: use"
     assert note in done.stderr
     rows = read_recording(tmp_path / "run").ranks[0].steps.values()
     assert {call["module"] for row in rows for call in row["modules"]} == {"0"}
     said = "minitrain: recorded 6 steps, the first three and each 10-th"
     assert done.stderr.splitlines()[-1].startswith(said)
-
-
-def test_parameters_beside_a_called_child_are_counted(tmp_path: Path) -> None:
-    """The script calls a method of the model, which calls children of it."""
-    text = TRAINS.format(end="").replace("nn.Linear(4, 4)", "nn.Bilinear(4, 4, 4)")
-    text = text.replace("optimizer =", "model.head = nn.Linear(4, 4)\noptimizer =")
-    script = tmp_path / "train.py"
-    script.write_text(text.replace("model(torch", "model.head(torch"))
-    done = record(tmp_path / "run", [sys.executable, script])
-    note = "note: 2 of 4 parameters of the optimizers are not in Linear: use"
-    assert note in done.stderr
 
 
 OWN = """
@@ -299,35 +298,22 @@ model = torch.compile(Own(4, 4), backend="eager")
 """
 
 
-def test_compiled_model_is_recorded_once(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(TRAINS.format(end="").replace("model = nn.Linear(4, 4)", OWN))
-    done = record(tmp_path / "run", [sys.executable, script])
-    assert done.returncode == 0, done.stderr
-    assert "nothing is recorded" not in done.stderr
-    end = read_recording(tmp_path / "run").ranks[0].end
-    assert end is not None
-    assert end["forwards"] == 6
+def test_compiled_model_is_recorded_once(
+    prepared: Prepared,
+) -> None:
+    text = TRAINS.replace("model = nn.Linear(4, 4)", OWN)
+    said, rank = prepared(f"{text}import sys\nsys.exit(0)\n")
+    assert "nothing is recorded" not in said
+    assert rank.end is not None
+    assert rank.end["forwards"] == 6
 
 
 def test_older_torch_is_one_line_and_the_run_goes_on(tmp_path: Path) -> None:
-    script, older = tmp_path / "train.py", "torch.__version__ = TorchVersion('2.8.1')"
-    older = f"from torch.torch_version import TorchVersion\n{older}\nmodel ="
-    script.write_text(TRAINS.format(end="").replace("model =", older, 1))
-    done = record(tmp_path / "run", [sys.executable, script])
+    older = "from torch.torch_version import TorchVersion\n"
+    older += "torch.__version__ = TorchVersion('2.8.1')\nmodel ="
+    done = by_command(TRAINS.replace("model =", older, 1), tmp_path)
     line = "nothing is recorded: torch 2.8.1: minitrain needs 2.9 or newer"
     assert (done.returncode, done.stderr) == (0, f"minitrain: {line}\n")
-
-
-def test_folder_with_a_recording_is_refused_before_the_command_runs(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run/rank-0.jsonl").touch()
-    done = record(tmp_path / "run", ["touch", tmp_path / "ran"])
-    assert done.returncode == 2
-    assert "run: has a recording; name another folder" in done.stderr
-    assert not (tmp_path / "ran").exists()
 
 
 @pytest.mark.parametrize(
@@ -342,13 +328,19 @@ def test_folder_with_a_recording_is_refused_before_the_command_runs(
         (["--timeout", "nan", "run", "--", "true"], "--timeout = nan: must be above 0"),
         (["file", "--", "true"], "file: must be a folder with write permission"),
         (["file/run", "--", "true"], "file: must be a folder with write permission"),
+        (["full", "--", "true"], "full: has a recording; name another folder"),
     ],
 )
-def test_what_cannot_be_recorded_is_one_line(
-    arguments: list[str], line: str, tmp_path: Path
+def test_what_cannot_be_recorded_is_refused_before_the_command_runs(
+    arguments: list[str],
+    line: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
-    done = run_command([*MINITRAIN, "record", *arguments], tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert line in done.stderr
-    assert done.stderr.count("\n") == 1
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/rank-0.jsonl").touch()
+    # the command would replace this process
+    monkeypatch.setattr(os, "execvpe", None)
+    assert line in refusal(run, ["record", *arguments])
