@@ -17,12 +17,15 @@ from minitrain.recording.format import OfRank, read_recording
 # what torch imports as soon as there is an optimizer is slow, too
 MODULES = ("torch._dynamo", "minitrain")
 # what each imports that is slow
-LOOPS = {
+IMPORTED = {
     "nanogpt_style": (),
     "with_accelerate": ("accelerate.utils",),
     "with_fabric": ("lightning_fabric",),
     "with_trainer": ("transformers.trainer", "transformers.models.gpt2.modeling_gpt2"),
+    "with_lightning": ("lightning.pytorch",),
 }
+# those in examples/
+LOOPS = [*IMPORTED][:-1]
 # the frameworks are installed in another environment than the tests
 PEERS = ROOT / ".venv-peers/bin/python"
 MINITRAIN = [Path(sys.executable).with_name("minitrain")]
@@ -121,7 +124,7 @@ def loops_by_fork() -> Iterator[Run]:
         **variables: str,
     ) -> str:
         if name not in started:
-            modules = (*MODULES, *LOOPS[name])
+            modules = (*MODULES, *IMPORTED[name])
             python = python_of(name)
             started[name] = Server((), python, modules, outside)
         command = [script or script_of(name), folder, *arguments]
