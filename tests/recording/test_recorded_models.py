@@ -7,8 +7,9 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from recorded_loops import Net, batch, loop, loss_of, steps_of
+from recorded_loops import Net, batch, loop, loss_of, record_loop, steps_of
 from torch import Tensor, nn
+from torch.optim import SGD, AdamW
 from torch.utils.checkpoint import checkpoint
 
 import minitrain
@@ -79,7 +80,7 @@ GIVEN = ("inside", "wrapper", "later", "in two", "in the framework")
 @pytest.mark.parametrize("given", GIVEN)
 def test_a_wrapper_is_seen_whenever_it_was_made(tmp_path: Path, given: str) -> None:
     inner = Net()
-    optimizer = torch.optim.SGD(inner.parameters(), lr=0.1)
+    optimizer = SGD(inner.parameters(), lr=0.1)
     outer: nn.Module = inner if given == "later" else Wrapped(inner)
     outer = Wrapped(outer) if given == "in two" else outer
     outer = InFabric(outer, inner) if given == "in the framework" else outer
@@ -94,7 +95,7 @@ def test_a_wrapper_is_seen_whenever_it_was_made(tmp_path: Path, given: str) -> N
 
 def test_a_wrapper_that_is_passed_by_or_made_anew_is_seen(tmp_path: Path) -> None:
     inner = Net()
-    optimizer = torch.optim.SGD(inner.parameters(), lr=0.1)
+    optimizer = SGD(inner.parameters(), lr=0.1)
     with minitrain.record(inner, optimizer, tmp_path, every=1):
         for model in (inner, Wrapped(inner), inner, Wrapped(inner)):
             loop(model, optimizer, 1)
@@ -110,10 +111,7 @@ def test_names_are_those_of_the_user_if_parts_are_compiled(tmp_path: Path) -> No
     inner.module = nn.Linear(1, 1)
     inner.first = torch.compile(inner.first, backend="eager")
     model = torch.compile(inner, backend="eager")
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with minitrain.record(model, optimizer, tmp_path, every=2):
-        loop(model, optimizer, 5)
-    rows = steps_of(tmp_path)
+    rows = record_loop(tmp_path, model, num_steps=5, every=2)
     assert list(rows[0]["parameters"]) == [*NAMES, "module.weight", "module.bias"]
     assert [row["forwards"] for row in rows] == [1, 2, 3, 5]
     assert all(list(row["own"]) == NAMES and row["wrapper"] == "" for row in rows)
@@ -137,7 +135,7 @@ def test_a_pass_that_runs_again_for_checkpointing_counts_once(
     tmp_path: Path, use_reentrant: bool, is_whole: bool
 ) -> None:
     model = Checkpointed(use_reentrant)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = SGD(model.parameters(), lr=0.1)
     calls = []
     model.inside.register_forward_pre_hook(lambda *_: calls.append(1))
     recorded = model.inside if is_whole else model
@@ -161,6 +159,7 @@ def test_inputs_of_any_form_have_a_digest_a_sample(tmp_path: Path) -> None:
             return self.weight * 1
 
     model = Takes()
+    optimizer = SGD(model.parameters(), lr=0.1)
     mask, scale = torch.ones(4, 4), torch.ones(())
     x, y = batch(0, size=3), torch.arange(3)
     passes: list[Any] = [
@@ -169,8 +168,7 @@ def test_inputs_of_any_form_have_a_digest_a_sample(tmp_path: Path) -> None:
         (({"x": [x], "how": "text"},), {}),
         (("text",), {"scale": scale}),
     ]
-    with minitrain.record(model, None, tmp_path):
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with minitrain.record(model, optimizer, tmp_path):
         for args, options in passes:
             model(*args, **options).backward()
         optimizer.step()
@@ -184,7 +182,7 @@ def wrapped_late(folder: Path) -> list[Any]:
     with distributed() as (rank, _):
         torch.manual_seed(rank)
         model: nn.Module = Net()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        optimizer = AdamW(model.parameters(), lr=1e-2)
         with minitrain.record(model, optimizer, folder):
             loop(wrap_for_ddp(model), optimizer, 2, rank=rank, micro=2)
         return [[r["wrapper_id"], r["syncs"]] for r in steps_of(folder, rank)]
@@ -207,7 +205,7 @@ def accumulated(folder: Path, passes: list[bool]) -> tuple[int, float, float]:
         torch.manual_seed(0)
         model, own = wrap_for_ddp(Simple()), Simple()
         own.load_state_dict(model.module.state_dict())
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = SGD(model.parameters(), lr=0.1)
         calls = []
         sketch = backwards.sketch
         seen = lambda tensor: calls.append(1) or sketch(tensor)  # noqa: E731
@@ -260,7 +258,7 @@ def three_steps(folder: Path, sharded: str) -> None:
         with minitrain.record(model, None, folder):
             if sharded == "late":
                 fully_shard(model)
-            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+            optimizer = AdamW(model.parameters(), lr=1e-2)
             for step in range(3):
                 loss_of(model, batch(step, rank)).backward()
                 optimizer.step()
@@ -298,9 +296,7 @@ def test_flattened_parameters_are_refused(tmp_path: Path) -> None:
         with distributed():
             device = torch.device("cpu")
             model = FullyShardedDataParallel(Net(), device_id=device)
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-            with minitrain.record(model, optimizer, tmp_path):
-                loop(model, optimizer, 1)
+            record_loop(tmp_path, model, num_steps=1)
 
     with pytest.raises(UserError, match="use fully_shard"):
         minitrain.launch(flattened, 2)

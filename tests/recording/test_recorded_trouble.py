@@ -4,16 +4,26 @@ must not be trouble of the run.
 
 import json
 import os
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from recorded_loops import Net, batch, loop, loss_of, state_bytes, steps_of
+from recorded_loops import (
+    Net,
+    batch,
+    loop,
+    loss_of,
+    record_loop,
+    state_bytes,
+    steps,
+    steps_of,
+)
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.optim import SGD
 
 import minitrain
 from minitrain.comm.groups import distributed, wrap_for_ddp
@@ -41,14 +51,14 @@ def on_full_disk(folder: Path | None) -> list[bytes]:
     with distributed() as (rank, _):
         torch.manual_seed(rank)
         model = wrap_for_ddp(Net())
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = SGD(model.parameters(), lr=0.1)
         if rank == 1:
             recorders.Writer = OnDiskThatFills  # type: ignore[misc]
-        if folder is None:
+        recorder: Any = nullcontext()
+        if folder is not None:
+            recorder = minitrain.record(model, optimizer, folder, every=1, timeout_s=10)
+        with recorder:
             loop(model, optimizer, 5, rank=rank)
-        else:
-            with minitrain.record(model, optimizer, folder, every=1, timeout_s=10):
-                loop(model, optimizer, 5, rank=rank)
         return state_bytes(model, optimizer)
 
 
@@ -86,14 +96,9 @@ def test_inputs_that_cannot_be_read_are_noted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = TakesNested()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with minitrain.record(model, optimizer, tmp_path, on_alarm="raise"):
-        for _ in range(2):
-            values, offsets = torch.ones(5, 3), torch.tensor([0, 2, 5])
-            x = torch.nested.nested_tensor_from_jagged(values, offsets)
-            optimizer.zero_grad()
-            model(x).backward()
-            optimizer.step()
+    for _ in steps(tmp_path, model, num_steps=2, on_alarm="raise"):
+        values, offsets = torch.ones(5, 3), torch.tensor([0, 2, 5])
+        model(torch.nested.nested_tensor_from_jagged(values, offsets)).backward()
     rows = steps_of(tmp_path)
     assert [row["inputs"] for row in rows] == [[[]], [[]]]
     assert all(row["gradients"]["weight"]["norm"] > 0 for row in rows)
@@ -120,7 +125,7 @@ def test_passes_with_other_tensors_are_counted_and_no_more(
     tmp_path: Path, name: str
 ) -> None:
     model = Scaled()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = SGD(model.parameters(), lr=0.1)
 
     def loss(tensor: Tensor) -> Tensor:
         return functional_call(model, {name: tensor}, (batch(0),)).sum()
@@ -149,7 +154,7 @@ def sharded_and_recorded_by_one(folder: Path) -> None:
 
     with distributed(timeout_s=60) as (rank, _):
         model = fully_shard(nn.Sequential(nn.Linear(6, 1), nn.Flatten(0)))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = SGD(model.parameters(), lr=0.1)
         if rank == 1:
             loop(model, optimizer, 2, rank=rank)
             return
@@ -168,7 +173,7 @@ def test_parts_that_one_rank_alone_would_record_are_refused(tmp_path: Path) -> N
 def test_what_was_compiled_with_the_hooks_goes_on_alone(tmp_path: Path) -> None:
     """It calls them after they were removed."""
     model = Net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = SGD(model.parameters(), lr=0.1)
     recorder = minitrain.record(model, optimizer, tmp_path, every=1)
     recorder.start()
     loop(model, optimizer, 1)
@@ -190,7 +195,7 @@ def stops_in_finally(folder: Path) -> bool:
     with distributed() as (rank, _):
         torch.manual_seed(rank)
         model = wrap_for_ddp(Net())
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = SGD(model.parameters(), lr=0.1)
         recorder = minitrain.record(model, optimizer, folder, timeout_s=3 * LONG_S)
         recorder.start()
         with suppress(KeyError):
@@ -214,15 +219,10 @@ def test_stop_in_finally_does_not_wait_after_an_error(tmp_path: Path) -> None:
 
 def test_an_error_that_was_handled_ends_no_recording(tmp_path: Path) -> None:
     """As of a run that is tried again with smaller batches."""
-    model = Net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     try:
         raise MemoryError
     except MemoryError:
-        recorder = minitrain.record(model, optimizer, tmp_path)
-        recorder.start()
-        loop(model, optimizer, 2)
-        recorder.stop()
+        record_loop(tmp_path, Net(), num_steps=2)
     assert read_recording(tmp_path).ranks[0].end is not None
 
 
@@ -232,7 +232,7 @@ def apart(folder: Path, options: dict[str, Any], at: int = 1) -> tuple[str, int]
     with distributed() as (rank, _):
         torch.manual_seed(rank)
         model = wrap_for_ddp(Net())
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = SGD(model.parameters(), lr=0.1)
 
         def change(step: int) -> None:
             done.append(step)
@@ -252,7 +252,6 @@ def test_what_is_not_seen_is_said_at_the_end(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = Net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     # nothing was to be seen
     with minitrain.record(model, None, tmp_path / "nothing"):
         pass
@@ -262,8 +261,7 @@ def test_what_is_not_seen_is_said_at_the_end(
         loss_of(model, batch(0)).backward()
     assert "note: step 0: steps: 1 passes and no step" in capsys.readouterr().err
     model.eval()
-    with minitrain.record(model, None, tmp_path / "steps"):
-        loop(model, optimizer, 2)
+    record_loop(tmp_path / "steps", model, num_steps=2)
     said = capsys.readouterr().err
     assert "note: step 2: steps: 2 steps and no forward pass of the training" in said
 
@@ -310,12 +308,13 @@ def test_what_was_heard_is_written_though_an_error_ends_the_run(tmp_path: Path) 
 
     model = nn.Linear(6, 1)
     model.spare = nn.Parameter(torch.ones(1))
-    optimizer = torch.optim.SGD([model.weight, model.bias], lr=0.1)
+    optimizer = SGD([model.weight, model.bias], lr=0.1)
     with (
         pytest.raises(KeyError),
         minitrain.record(model, optimizer, tmp_path, on_alarm="raise"),
     ):
         loop(model, optimizer, 3, after=fail)
     one = read_recording(tmp_path).ranks[0]
+    assert ([*one.steps], one.end) == ([(0, 0), (0, 1), (0, 2)], None)
     # that a tensor is in no optimizer is a note: it ends nothing
     assert [(row["kind"], row["step"]) for row in one.alarms] == [("note", 1)]

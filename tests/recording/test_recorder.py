@@ -1,37 +1,70 @@
 """What is written of a run, and that the run is the same as without it."""
 
 import copy
-import io
+import subprocess
+import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from recorded import buffers_of
 from recorded_loops import (
     Net,
     batch,
     loop,
     loss_of,
+    record_loop,
+    state_bytes,
     steps,
     steps_of,
-    train_alone,
-    train_together,
 )
 from torch import nn
+from torch.optim import SGD, AdamW
 
 import minitrain
+from minitrain.comm.groups import distributed, wrap_for_ddp
 from minitrain.core.errors import UserError
 from minitrain.data.cut import content_digest
 from minitrain.recording.fingerprint import digest, fingerprint
 from minitrain.recording.format import path_of_rank, read_recording
 
 
+def recorded(model: nn.Module, optimizer: Any, folder: Path | None) -> Any:
+    """Recorded where there is a ``folder``; modules too."""
+    if folder is None:
+        return nullcontext()
+    return minitrain.record(model, optimizer, folder, every=3, modules=True)
+
+
+def train_alone(folder: Path | None, micro: int = 1) -> list[bytes]:
+    torch.manual_seed(0)
+    model = Net()
+    optimizer = AdamW(model.parameters(), lr=1e-2)
+    with recorded(model, optimizer, folder):
+        loop(model, optimizer, micro=micro)
+    return state_bytes(model, optimizer)
+
+
+def train_together(folder: Path | None, with_view: bool) -> list[bytes]:
+    """A rank under DDP, whose first of two passes does not synchronize."""
+    with distributed() as (rank, _):
+        torch.manual_seed(rank)
+        model = wrap_for_ddp(Net(), gradient_as_bucket_view=with_view)
+        optimizer = AdamW(model.parameters(), lr=1e-2)
+        with recorded(model, optimizer, folder):
+            loop(model, optimizer, rank=rank, micro=2)
+        dist.barrier()
+        return state_bytes(model, optimizer)
+
+
 def test_a_step_has_what_the_loop_did(tmp_path: Path) -> None:
     """Worked out beside the recorder."""
     torch.manual_seed(0)
     model = Net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.25)
+    optimizer = SGD(model.parameters(), lr=0.25)
     start = {name: digest(p) for name, p in model.named_parameters()}
     buffers = buffers_of(model)
     with minitrain.record(model, optimizer, tmp_path) as recorder:
@@ -85,7 +118,7 @@ def test_draws_are_those_of_a_pass_and_its_loss(tmp_path: Path) -> None:
             return super().forward(x) * (draw() if step == 2 else 1)
 
     model = Draws(3, 2)
-    for step in steps(tmp_path, model, torch.optim.SGD(model.parameters()), 4):
+    for step in steps(tmp_path, model, num_steps=4):
         for _ in range(2):
             draw()
             (model(torch.ones(4, 3)).sum() * (draw() if step == 1 else 1)).backward()
@@ -93,8 +126,9 @@ def test_draws_are_those_of_a_pass_and_its_loss(tmp_path: Path) -> None:
 
 
 def test_first_steps_and_every_so_many(tmp_path: Path) -> None:
-    train_alone(tmp_path, num_steps=11)
-    rows = steps_of(tmp_path)
+    model = Net()
+    optimizer = AdamW(model.parameters(), lr=1e-2)
+    rows = record_loop(tmp_path, model, optimizer, 11, every=3)
     assert [row["step"] for row in rows] == [0, 1, 2, 3, 6, 9]
     assert [row["forwards"] for row in rows] == [1, 2, 3, 4, 7, 10]
     for row in rows:
@@ -120,8 +154,8 @@ def test_the_run_has_the_same_bits_without_a_recorder(
 def test_ranks_have_the_same_bits_without_a_recorder(
     tmp_path: Path, with_view: bool
 ) -> None:
-    plain = minitrain.launch(train_together, 2, None, 2, with_view)
-    assert minitrain.launch(train_together, 2, tmp_path, 2, with_view) == plain
+    plain = minitrain.launch(train_together, 2, None, with_view)
+    assert minitrain.launch(train_together, 2, tmp_path, with_view) == plain
     recording = read_recording(tmp_path)
     assert recording.missing == []
     assert [len(one.steps) for one in recording.ranks.values()] == [5, 5]
@@ -150,7 +184,7 @@ def test_nothing_is_left_of_the_hooks(tmp_path: Path) -> None:
         ]
 
     net = Net()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    optimizer = SGD(net.parameters(), lr=0.1)
     loss_of(net, batch(0)).backward()
     before = hooks()
     recorder = minitrain.record(net, optimizer, tmp_path, every=9)
@@ -165,25 +199,32 @@ def test_nothing_is_left_of_the_hooks(tmp_path: Path) -> None:
 
 
 def test_a_recorded_model_can_be_copied_and_saved(tmp_path: Path) -> None:
-    """As a moving average of it is made; the copy is not recorded."""
-    model = Net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with minitrain.record(model, optimizer, tmp_path):
+    """As a moving average of it is made; the copy is not recorded, and what is saved
+    needs no minitrain.
+    """
+    model = nn.Sequential(nn.Linear(6, 1), nn.Flatten(0))
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with minitrain.record(model, optimizer, tmp_path / "run"):
         averaged = torch.optim.swa_utils.AveragedModel(model)
         again = copy.deepcopy(model)
-        torch.save(model, io.BytesIO())
+        torch.save(model, tmp_path / "saved")
         for one in (averaged, again, model):
             loss_of(one, batch(0)).backward()
         averaged.update_parameters(model)
         optimizer.step()
-    (row,) = steps_of(tmp_path)
+    (row,) = steps_of(tmp_path / "run")
     assert row["forwards"] == 1
     assert len(row["inputs"]) == 1
+    torch.save(again, tmp_path / "copy")
+    code = """import sys; sys.modules["minitrain"] = None
+import torch
+torch.load("saved", weights_only=False)(torch.ones(2, 6))"""
+    subprocess.run([sys.executable, "-P", "-c", code], cwd=tmp_path, check=True)
 
 
 def test_passes_that_do_not_train_are_not_counted(tmp_path: Path) -> None:
     model = Net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = SGD(model.parameters(), lr=0.1)
 
     def evaluate(step: int) -> None:
         with torch.no_grad():
@@ -206,29 +247,11 @@ def test_pass_within_a_pass_of_the_same_model_is_part_of_it(tmp_path: Path) -> N
             return self(x, False).sum() if is_step else super().forward(x)
 
     model = Step(3, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with minitrain.record(model, optimizer, tmp_path):
-        for _ in range(2):
-            model(torch.ones(4, 3)).backward()
-            optimizer.step()
-    one = read_recording(tmp_path).ranks[0]
-    assert [row["forwards"] for row in one.steps.values()] == [1, 2]
-    assert [len(row["inputs"]) for row in one.steps.values()] == [1, 1]
-
-
-def test_an_error_ends_the_recording_early(tmp_path: Path) -> None:
-    def stop_at(step: int) -> None:
-        if step == 1:
-            raise KeyError("a bug of the loop")
-
-    with pytest.raises(KeyError):
-        train_alone(tmp_path, after=stop_at)
-    one = read_recording(tmp_path).ranks[0]
-    assert list(one.steps) == [(0, 0), (0, 1)]
-    assert one.end is None
-    # the hooks are gone
-    train_alone(None)
-    assert list(read_recording(tmp_path).ranks[0].steps) == [(0, 0), (0, 1)]
+    for _ in steps(tmp_path, model, num_steps=2):
+        model(torch.ones(4, 3)).backward()
+    rows = steps_of(tmp_path)
+    assert [row["forwards"] for row in rows] == [1, 2]
+    assert [len(row["inputs"]) for row in rows] == [1, 1]
 
 
 def refused(line: str, *args: Any, **options: Any) -> None:
@@ -239,7 +262,7 @@ def refused(line: str, *args: Any, **options: Any) -> None:
 
 def test_what_means_nothing_is_one_line(tmp_path: Path) -> None:
     model = Net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = SGD(model.parameters(), lr=0.1)
     refused("model is a function: must be", loop, optimizer, tmp_path)
     refused("model ReLU has no parameters", nn.ReLU(), optimizer, tmp_path)
     refused("optimizer is a Tensor: must be", model, torch.ones(1), tmp_path)
@@ -280,7 +303,7 @@ def test_a_folder_has_one_recording_and_a_recorder_one_start(tmp_path: Path) -> 
         recorder.start()
     refused("has a recording of rank 0", model, None, tmp_path)
     path_of_rank(tmp_path, 0).unlink()
-    train_alone(tmp_path, num_steps=1)
+    train_alone(tmp_path)
 
 
 def test_a_twin_starts_one_unit_in_the_last_place_away(
@@ -298,7 +321,7 @@ def test_a_twin_starts_one_unit_in_the_last_place_away(
 
     monkeypatch.setenv("MINITRAIN_TWIN", "1")
     model = Typed()
-    with minitrain.record(model, torch.optim.SGD([model.wide], lr=0.1), tmp_path):
+    with minitrain.record(model, SGD([model.wide], lr=0.1), tmp_path):
         assert model.wide.tolist() == [1, 0, -2]
         model().backward()
     up = [1 + 2.0**-23, 2.0**-149, -2 + 2.0**-23]

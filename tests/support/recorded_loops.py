@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
 
 import minitrain
-from minitrain.comm.groups import distributed, wrap_for_ddp
 from minitrain.recording.format import Row, read_recording
 
 NUM_STEPS = 8
@@ -45,7 +44,7 @@ def steps_of(folder: Path, rank: int = 0, optimizer: int = 0) -> list[Row]:
 
 def loop(
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: Optimizer,
     num_steps: int = NUM_STEPS,
     *,
     rank: int = 0,
@@ -68,11 +67,14 @@ def loop(
 def steps(
     folder: Path,
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    num_steps: int,
+    optimizer: Optimizer | None = None,
+    num_steps: int = NUM_STEPS,
     **options: Any,
 ) -> Iterator[int]:
-    """Recorded steps of ``model``, which the optimizer makes after the body of each."""
+    """Recorded steps of ``model``, which the optimizer (None: SGD) makes after the body
+    of each.
+    """
+    optimizer = optimizer or SGD(model.parameters(), lr=0.01)
     with minitrain.record(model, optimizer, folder, **{"every": 1} | options):
         for step in range(num_steps):
             yield step
@@ -80,38 +82,22 @@ def steps(
             optimizer.zero_grad()
 
 
-def state_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[bytes]:
+def record_loop(
+    folder: Path,
+    model: nn.Module,
+    optimizer: Optimizer | None = None,
+    num_steps: int = NUM_STEPS,
+    **options: Any,
+) -> list[Row]:
+    """Record :func:`loop` with the optimizer (None: SGD), and return its steps."""
+    optimizer = optimizer or SGD(model.parameters(), lr=0.1)
+    with minitrain.record(model, optimizer, folder, **options):
+        loop(model, optimizer, num_steps)
+    return steps_of(folder)
+
+
+def state_bytes(model: nn.Module, optimizer: Optimizer) -> list[bytes]:
     """Every bit that a run ends with, random numbers too."""
     moments = [t for s in optimizer.state.values() for t in s.values()]
     tensors = [*model.state_dict().values(), *moments, torch.get_rng_state()]
     return [t.detach().numpy().tobytes() for t in map(torch.as_tensor, tensors)]
-
-
-def recorded(model: nn.Module, optimizer: Any, folder: Path | None) -> Any:
-    """Recorded where there is a ``folder``."""
-    if folder is None:
-        return nullcontext()
-    # modules too: it only looks
-    return minitrain.record(model, optimizer, folder, every=3, modules=True)
-
-
-def train_alone(folder: Path | None, **options: Any) -> list[bytes]:
-    """One process, recorded where there is a ``folder``."""
-    torch.manual_seed(0)
-    model = Net()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    with recorded(model, optimizer, folder):
-        loop(model, optimizer, **options)
-    return state_bytes(model, optimizer)
-
-
-def train_together(folder: Path | None, micro: int, with_view: bool) -> list[bytes]:
-    """A rank under DDP, recorded where there is a ``folder``."""
-    with distributed() as (rank, _):
-        torch.manual_seed(rank)
-        model = wrap_for_ddp(Net(), gradient_as_bucket_view=with_view)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-        with recorded(model, optimizer, folder):
-            loop(model, optimizer, rank=rank, micro=micro)
-        dist.barrier()
-        return state_bytes(model, optimizer)
