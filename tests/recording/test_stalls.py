@@ -11,11 +11,11 @@ import pytest
 import torch
 from figures import figure
 from project import ROOT
+from recorded_loops import steps
 from thorough import thorough_after
 from torch import nn
 from waiting import GENEROUS_S
 
-import minitrain
 from minitrain.comm.groups import distributed
 from minitrain.harness.launcher import launch
 from minitrain.recording.clock import RecordingClock
@@ -104,21 +104,18 @@ def runs_with_pauses(folder: Path) -> None:
     with distributed() as (rank, _):
         for run in range(RUNS):
             model = nn.parallel.DistributedDataParallel(nn.Linear(8, 8))
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-            with minitrain.record(model, optimizer, folder / str(run), timeout_s=1.0):
-                for step in range(12):
-                    model(torch.randn(4, 8)).square().mean().backward()
-                    optimizer.step()
-                    optimizer.zero_grad()
-                    if step == 4:
-                        model.eval()
-                        for _ in range(5):
-                            time.sleep(0.25)
-                            model.module(torch.randn(4, 8))
-                        model.train()
-                    # a checkpoint, which the other rank waits for
-                    if step == 8 and rank == 0:
-                        time.sleep(0.5)
+            options = {"every": 10, "timeout_s": 1.0}
+            for step in steps(folder / str(run), model, num_steps=12, **options):
+                if step == 5:
+                    model.eval()
+                    for _ in range(5):
+                        time.sleep(0.25)
+                        model.module(torch.randn(4, 8))
+                    model.train()
+                # a checkpoint, which the other rank waits for
+                if step == 9 and rank == 0:
+                    time.sleep(0.5)
+                model(torch.randn(4, 8)).square().mean().backward()
 
 
 @pytest.mark.slow
@@ -170,25 +167,38 @@ def test_killed_rank_is_named_though_another_ended_for_it() -> None:
     assert "the others wait for ranks 1, 2" in found.line
 
 
+class Watched:
+    """Ranks that made a step, with files in ``folder``, and what is said of them."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        self.folder, self.lines = folder, list[bytes]()
+        self.clocks = [RecordingClock(folder, rank) for rank in range(count)]
+        for rank, clock in enumerate(self.clocks):
+            (folder / f"rank-{rank}.jsonl").touch()
+            clock.step_begins(by_closure=False)
+            clock.step_ended(0, 0, recorded=False)
+
+    def watch(self, timeouts_s: dict[int, float]) -> None:
+        """Let the ranks of ``timeouts_s`` watch until one of them has reported."""
+        watches = [
+            StallWatch(self.folder, rank, self.clocks[rank], limit_s, self.lines.append)
+            for rank, limit_s in timeouts_s.items()
+        ]
+        limit = time.monotonic() + GENEROUS_S
+        while not self.lines and time.monotonic() < limit:
+            time.sleep(0.1)
+        for one in (*watches, *self.clocks):
+            one.close()
+
+
 def test_rank_whose_files_have_an_end_has_ended(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    clocks = [RecordingClock(tmp_path, rank) for rank in range(3)]
-    for rank, clock in enumerate(clocks):
-        (tmp_path / f"rank-{rank}.jsonl").touch()
-        clock.step_begins(by_closure=False)
-        clock.step_ended(0, 0, recorded=False)
-    clocks[1].close()
-    lines: list[bytes] = []
+    ranks = Watched(tmp_path, 3)
+    ranks.clocks[1].close()
     # as a run that was killed while it asked leaves it
     (tmp_path / QUESTION).touch()
-    watch = StallWatch(tmp_path, 0, clocks[0], 0.1, lines.append)
-    limit = time.monotonic() + GENEROUS_S
-    while not lines and time.monotonic() < limit:
-        time.sleep(0.1)
-    watch.close()
-    for clock in clocks:
-        clock.close()
+    ranks.watch({0: 0.1})
     said = capsys.readouterr().err
     assert "the others wait for ranks 1, 2\n" in said
     assert "\n  rank 1: its recording has ended\n" in said
@@ -198,23 +208,10 @@ def test_rank_whose_files_have_an_end_has_ended(
 def test_rank_that_ends_its_recording_leaves_the_question_to_others(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    clocks = [RecordingClock(tmp_path, rank) for rank in range(2)]
-    for rank, clock in enumerate(clocks):
-        (tmp_path / f"rank-{rank}.jsonl").touch()
-        clock.step_begins(by_closure=False)
-        clock.step_ended(0, 0, recorded=False)
-    clocks[1].phase = "end"
-    lines: list[bytes] = []
+    ranks = Watched(tmp_path, 2)
+    ranks.clocks[1].phase = "end"
     # it would be the first to ask, and keep the other from asking
-    ending = StallWatch(tmp_path, 1, clocks[1], 0.1, lines.append)
-    waiting = StallWatch(tmp_path, 0, clocks[0], 1.0, lines.append)
-    limit = time.monotonic() + GENEROUS_S
-    while not lines and time.monotonic() < limit:
-        time.sleep(0.1)
-    for watch in (waiting, ending):
-        watch.close()
-    for clock in clocks:
-        clock.close()
+    ranks.watch({1: 0.1, 0: 1.0})
     said = capsys.readouterr().err
     assert "the others wait for rank 1\n" in said
     assert "\n  rank 1: its recording has ended\n" in said

@@ -15,12 +15,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from figures import figure
+from recorded_loops import steps
 from thorough import thorough_after
 from torch import Tensor, nn
 from torch.distributed import GradBucket
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
-from torch.profiler import ProfilerActivity, profile, record_function
 
 import minitrain
 from minitrain.analysis.account import rows_where
@@ -31,7 +31,7 @@ from minitrain.harness.launcher import launch
 from minitrain.recording import clock as clocks
 from minitrain.recording.clock import COLUMNS, RecordingClock, path_of_times
 from minitrain.recording.shown import read_shown, show
-from minitrain.recording.times import compare_times, read_times
+from minitrain.recording.times import Times, compare_times, read_times
 
 # half of those that are timed decide, and eight are needed to name a slow rank
 STEPS = 20
@@ -160,8 +160,7 @@ def test_planted_delays_are_booked_to_their_part_and_rank(
 ) -> None:
     loop = Loop(tmp_path / "run", late, **KINDS[kind])
     found = launch(loop, 2, timeout_s=240)
-    times = read_times(tmp_path / "run")
-    assert times is not None
+    times = times_of(tmp_path / "run")
     assert times.num_timed == STEPS - 4
     # the shorter half of the steps: on a busy machine, any part of a step may be longer
     longest_ms = np.max([one["step_ms"] for one in found], axis=0)
@@ -195,70 +194,49 @@ def test_planted_delays_are_booked_to_their_part_and_rank(
     )
 
 
+def times_of(folder: Path) -> Times:
+    times = read_times(folder)
+    assert times is not None
+    return times
+
+
 def layers(count: int, size: int) -> DistributedDataParallel:
     return DistributedDataParallel(
         nn.Sequential(*(nn.Linear(size, size) for _ in range(count)))
     )
 
 
-def measured_by_others(folder: Path) -> dict[str, dict[str, float]]:
-    """A recorded loop; mean milliseconds by DDP's log and by torch's profiler."""
+def logged_by_ddp(folder: Path) -> tuple[float, float, float]:
+    """A recorded loop; mean milliseconds of forward, backward, and its computation."""
     torch.set_num_threads(1)
-    logged, spans = [], dict[str, list[Any]]()
+    logged = []
     with distributed():
         model = layers(6, 1024)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        profiler = profile(activities=[ProfilerActivity.CPU])
-        with minitrain.record(model, optimizer, folder, every=1000), profiler:
-            for _ in range(STEPS):
-                x = torch.randn(64, 1024)
-                with record_function("forward"):
-                    loss = model(x).mean()
-                with record_function("backward"):
-                    loss.backward()
-                optimizer.step()
-                optimizer.zero_grad()
-                logged.append(ddp_times_ns(model))
-    for event in profiler.events():
-        # each node is "autograd::engine::evaluate_function: ..."
-        spans.setdefault(event.name.partition(":")[0], []).append(event.time_range)
-    forward, backward = (
-        sorted(spans[name], key=lambda span: span.start)[4:]
-        for name in ("forward", "backward")
-    )
-    compute_us = 0.0
-    for one in backward:
-        nodes = [n for n in spans["autograd"] if one.start <= n.start < one.end]
-        compute_us += max(n.end for n in nodes) - min(n.start for n in nodes)
-    forward_us, backward_us = (
-        sum(one.end - one.start for one in spans) for spans in (forward, backward)
-    )
-    all_us = {"forward": forward_us, "compute": compute_us, "backward": backward_us}
-    ddp_ns = torch.tensor(logged[4:]).double().mean(0).tolist()
-    forward_ms, compute_ms, comm_ms, overlap_ms = (time_ns / 1e6 for time_ns in ddp_ns)
-    backward_ms = compute_ms + comm_ms - overlap_ms
-    return {
-        "DDP": dict(zip(all_us, (forward_ms, compute_ms, backward_ms), strict=True)),
-        "profiler": {name: us / 1e3 / (STEPS - 4) for name, us in all_us.items()},
-    }
+        for _ in steps(folder, model, num_steps=STEPS, every=1000):
+            model(torch.randn(64, 1024)).mean().backward()
+            logged.append(ddp_times_ns(model))
+    mean_ms = torch.tensor(logged[4:]).double().mean(0) / 1e6
+    forward, compute, comm, overlap = mean_ms.tolist()
+    return forward, compute + comm - overlap, compute
 
 
 @pytest.mark.slow
 @pytest.mark.thorough
-def test_clock_agrees_with_the_log_of_ddp_and_with_the_profiler(tmp_path: Path) -> None:
-    found = launch(measured_by_others, 2, tmp_path / "run", timeout_s=240)
-    times = read_times(tmp_path / "run")
-    assert times is not None
+def test_clock_agrees_with_the_log_of_ddp(tmp_path: Path) -> None:
+    found = launch(logged_by_ddp, 2, tmp_path / "run", timeout_s=240)
+    times = times_of(tmp_path / "run")
     assert times.num_timed == STEPS - 4
-    for rank, others in enumerate(found):
+    for rank, (forward, backward, compute) in enumerate(found):
         parts = times.parts[str(rank)]
-        ours = {"forward": parts["forward_ms"], "compute": parts["backward_ms"]}
-        ours["backward"] = parts["comm_exposed_ms"] + parts["wait_ms"] + ours["compute"]
-        for who, theirs in others.items():
-            for name, ms in theirs.items():
-                what = f"{name} of rank {rank}, by {who}"
-                booked = figure(what, ours[name], ms)
-                assert booked == pytest.approx(ms, rel=0.15), what
+        ours = parts["comm_exposed_ms"] + parts["wait_ms"] + parts["backward_ms"]
+        for name, booked, ms in (
+            ("forward", parts["forward_ms"], forward),
+            ("compute", parts["backward_ms"], compute),
+            ("backward", ours, backward),
+        ):
+            assert figure(f"{name} of rank {rank}", booked, ms) == pytest.approx(
+                ms, rel=0.15
+            ), name
 
 
 def recorded_runs(folder: Path) -> None:
@@ -270,12 +248,8 @@ def recorded_runs(folder: Path) -> None:
             if run < RUNS and rank == run % 2:
                 first = next(model.parameters())
                 first.register_hook(lambda _: time.sleep(0.012))
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-            with minitrain.record(model, optimizer, folder / str(run), every=1000):
-                for _ in range(40):
-                    model(torch.randn(64, 512)).square().mean().backward()
-                    optimizer.step()
-                    optimizer.zero_grad()
+            for _ in steps(folder / str(run), model, num_steps=40, every=1000):
+                model(torch.randn(64, 512)).square().mean().backward()
 
 
 @pytest.mark.slow
@@ -328,8 +302,7 @@ def test_steps_of_two_optimizers_are_one_step_of_the_loop(
 ) -> None:
     launch(with_two_optimizers, 2, tmp_path, in_turns, timeout_s=240)
     facts = show(tmp_path)
-    times = read_times(tmp_path)
-    assert times is not None
+    times = times_of(tmp_path)
     assert times.one_clock
     # not the first four, nor the one of the evaluation, on which all ranks wait
     assert (times.num_steps, facts["steps_timed"]) == (STEPS, STEPS - 5)
@@ -349,9 +322,7 @@ def test_step_of_the_loop_begins_with_the_optimizer_that_steps_first(
             of_each[1].step()
             of_each[0].step()
             model.zero_grad()
-    times = read_times(tmp_path)
-    assert times is not None
-    assert (times.num_steps, show(tmp_path)["num_steps"]) == (8, 8)
+    assert show(tmp_path)["num_steps"] == times_of(tmp_path).num_steps == 8
 
 
 def test_what_precedes_a_closure_without_a_pass_is_no_data(tmp_path: Path) -> None:
@@ -364,8 +335,7 @@ def test_what_precedes_a_closure_without_a_pass_is_no_data(tmp_path: Path) -> No
             time.sleep(0.02)
             optimizer.step(lambda loss=loss: loss.detach())
             model.zero_grad()
-    times = read_times(tmp_path)
-    assert times is not None
+    times = times_of(tmp_path)
     assert times.parts["0"]["other_ms"] >= 20
 
 
@@ -375,13 +345,9 @@ def sharded(folder: Path) -> None:
 
     with distributed() as (rank, _):
         model = fully_shard(nn.Linear(8, 8))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        with minitrain.record(model, optimizer, folder, every=1000):
-            for _ in range(STEPS):
-                time.sleep(0.03 * rank)
-                model(torch.randn(4, 8)).square().mean().backward()
-                optimizer.step()
-                optimizer.zero_grad()
+        for _ in steps(folder, model, num_steps=STEPS, every=1000):
+            time.sleep(0.03 * rank)
+            model(torch.randn(4, 8)).square().mean().backward()
 
 
 def test_ranks_that_wait_in_their_forward_pass_are_not_judged(tmp_path: Path) -> None:
@@ -392,20 +358,22 @@ def test_ranks_that_wait_in_their_forward_pass_are_not_judged(tmp_path: Path) ->
     assert (facts["stragglers"]["undecided"], facts["late_part"]) == (said, None)
 
 
-def trained(folder: Path, steps: int = 12, every: int = 5, **plan: Any) -> None:
-    """One process; ``evaluates_after`` a step, ``sleeps_s`` before each pass."""
+def trained(
+    folder: Path, num_steps: int = 12, every: int = 5, sleeps_s: float = 0.0
+) -> None:
+    """One process, which evaluates after step 7 and sleeps before each pass."""
     torch.manual_seed(0)
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with minitrain.record(model, optimizer, folder, every=every) as recorder:
-        for step in range(steps):
-            time.sleep(plan.get("sleeps_s", 0.0))
+        for step in range(num_steps):
+            time.sleep(sleeps_s)
             loss = model(torch.ones(3, 4)).sum()
             loss.backward()
             recorder.loss(loss)
             optimizer.step()
             optimizer.zero_grad()
-            if step == plan.get("evaluates_after"):
+            if step == 7:
                 model.eval()
                 model(torch.ones(1, 4))
                 model.train()
@@ -414,23 +382,17 @@ def trained(folder: Path, steps: int = 12, every: int = 5, **plan: Any) -> None:
 def test_steps_that_were_recorded_or_follow_a_pause_are_not_timed(
     tmp_path: Path,
 ) -> None:
-    trained(tmp_path / "run", evaluates_after=7)
-    table = pd.read_csv(path_of_times(tmp_path / "run", 0), comment="#")
+    trained(tmp_path)
+    table = pd.read_csv(path_of_times(tmp_path, 0), comment="#")
     assert [*table.columns] == [*COLUMNS]
     assert [*table["step"]] == [*range(12)]
     assert [*table.query("recorded == 1")["step"]] == [0, 1, 2, 5, 10]
     assert [*table.query("evals > 0")["step"]] == [8]
     assert [*table["samples"].unique()] == [3]
-    times = read_times(tmp_path / "run")
-    assert times is not None
+    times = times_of(tmp_path)
     # 3, 6 and 11 follow a recorded step
     assert [*times.steps["step"]] == [4, 7, 9]
-
-
-def test_parts_are_positive_and_add_up(tmp_path: Path) -> None:
-    trained(tmp_path / "run")
-    times = read_times(tmp_path / "run")
-    assert times is not None
+    # parts are positive and add up
     parts = dict(times.parts["0"])
     assert "wait_ms" not in parts
     step = parts.pop("step_ms")
@@ -439,11 +401,11 @@ def test_parts_are_positive_and_add_up(tmp_path: Path) -> None:
 
 
 def test_recording_at_a_glance(tmp_path: Path) -> None:
-    trained(tmp_path / "run")
-    facts = read_shown(tmp_path / "run").facts()
-    assert json.loads(json.dumps(facts)) == facts == show(tmp_path / "run")
+    trained(tmp_path)
+    facts = read_shown(tmp_path).facts()
+    assert json.loads(json.dumps(facts)) == facts == show(tmp_path)
     expected = {
-        "folder": str(tmp_path / "run"),
+        "folder": str(tmp_path),
         "world_size": 1,
         "missing_ranks": [],
         "ended": True,
@@ -461,31 +423,26 @@ def test_recording_at_a_glance(tmp_path: Path) -> None:
 
 def test_summary_is_what_show_returns(tmp_path: Path) -> None:
     model = nn.Linear(4, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    recorder = minitrain.record(model, optimizer, tmp_path / "run")
+    recorder = minitrain.record(model, None, tmp_path)
     with recorder:
         model(torch.ones(3, 4)).sum().backward()
-        optimizer.step()
         assert recorder.summary()["ended"] is False
-    assert recorder.summary() == show(tmp_path / "run")
+    assert recorder.summary() == show(tmp_path)
 
 
 def test_last_line_that_was_cut_is_left_out(tmp_path: Path) -> None:
-    trained(tmp_path / "run")
-    file = path_of_times(tmp_path / "run", 0)
-    text = file.read_text().removesuffix("# end\n")
-    file.write_text(text[:-5])
-    times = read_times(tmp_path / "run")
-    assert times is not None
-    assert times.num_steps == 11
+    trained(tmp_path)
+    file = path_of_times(tmp_path, 0)
+    file.write_text(file.read_text().removesuffix("# end\n")[:-5])
+    assert times_of(tmp_path).num_steps == 11
 
 
 def test_recording_without_times_is_shown(tmp_path: Path) -> None:
     """As an earlier minitrain wrote it, or where every step is recorded."""
-    trained(tmp_path / "run", every=1)
-    assert show(tmp_path / "run")["steps_timed"] == 0
-    path_of_times(tmp_path / "run", 0).unlink()
-    assert show(tmp_path / "run")["steps_timed"] is None
+    trained(tmp_path, every=1)
+    assert show(tmp_path)["steps_timed"] == 0
+    path_of_times(tmp_path, 0).unlink()
+    assert show(tmp_path)["steps_timed"] is None
 
 
 class Failed:
@@ -564,27 +521,24 @@ def test_clock_follows_the_model_to_its_gpu(
     "row", ["1,2", "4,0,,1,1,1,1,1,,3,0,0", "4,0,1,1,inf,1,1,1,,3,0,0"]
 )
 def test_damaged_times_are_one_line(row: str, tmp_path: Path) -> None:
-    trained(tmp_path / "run")
-    path_of_times(tmp_path / "run", 0).write_text(f"# host\nnames\n{row}\n")
+    trained(tmp_path)
+    path_of_times(tmp_path, 0).write_text(f"# host\nnames\n{row}\n")
     with pytest.raises(UserError, match=r"times-0.csv: damaged"):
-        show(tmp_path / "run")
+        show(tmp_path)
 
 
 def test_part_that_takes_longer_is_named(tmp_path: Path) -> None:
-    times = []
-    for name, sleeps_s in (("a", 0.0), ("b", 0.05), ("again", 0.05)):
-        trained(tmp_path / name, steps=20, every=100, sleeps_s=sleeps_s)
-        times.append(read_times(tmp_path / name))
-    slower = compare_times(times[0], times[1])
+    for name, sleeps_s in (("a", 0.0), ("b", 0.05)):
+        trained(tmp_path / name, num_steps=20, every=100, sleeps_s=sleeps_s)
+    a, b = (times_of(tmp_path / name) for name in "ab")
+    slower, faster, same = compare_times(a, b), compare_times(b, a), compare_times(b, b)
     assert slower is not None
     assert slower.differ
     assert next(iter(slower.parts)) == "data_ms"
     assert slower.parts["data_ms"] == pytest.approx(50, rel=0.3)
     assert slower.b_ms - slower.a_ms == pytest.approx(50, rel=0.3)
-    faster = compare_times(times[1], times[0])
     assert faster is not None
     assert faster.parts["data_ms"] == -slower.parts["data_ms"]
-    same = compare_times(times[1], times[1])
     assert same is not None
     assert (same.differ, same.parts, same.one_host) == (False, {}, True)
-    assert compare_times(times[0], None) is None
+    assert compare_times(a, None) is None
