@@ -1,6 +1,6 @@
 """Each fault in a loop of two ranks is reported, and the right loop has no word."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from recorded_loops import Net, batch, loop, loss_of
-from recorded_loops import steps as recorded_steps
+from recorded_loops import Net, batch, loop, loss_of, steps
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Optimizer
@@ -33,42 +32,21 @@ def plain(seed: int = 0) -> nn.Module:
     return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1), nn.Flatten(0))
 
 
-def wrapped(model: nn.Module, **options: Any) -> Any:
-    return DistributedDataParallel(model, **options)
-
-
-def reduce(model: nn.Module) -> None:
-    for parameter in model.parameters():
-        dist.all_reduce(parameter.grad)
-        parameter.grad /= dist.get_world_size()
-
-
-def steps(
-    folder: Path, model: nn.Module, optimizer: Optimizer | None = None, **options: Any
-) -> Iterator[int]:
-    optimizer = optimizer or SGD(model.parameters(), lr=0.01)
-    return recorded_steps(folder, model, optimizer, STEPS, **options)
-
-
 def evaluation(folder: Path, fault: bool, rank: int) -> None:
     torch.manual_seed(rank)
-    model = wrapped(Net())
-    optimizer = SGD(model.parameters(), lr=0.01)
-
-    def validate(step: int) -> None:
-        if step == 3:
+    model = DistributedDataParallel(Net())
+    # it is said though the step is not recorded
+    for step in steps(folder, model, num_steps=STEPS, every=10):
+        if step == 4:
             model.eval()
             with torch.no_grad():
                 model(batch(99))
             model.train(not fault)
-
-    # it is said though the step is not recorded
-    with record(model, optimizer, folder, every=10):
-        loop(model, optimizer, STEPS, rank=rank, after=validate)
+        loss_of(model, batch(step, rank)).backward()
 
 
 def not_cleared(folder: Path, fault: bool, rank: int) -> None:
-    model = wrapped(plain())
+    model = DistributedDataParallel(plain())
     optimizer = SGD(model.parameters(), lr=0.01)
     with record(model, optimizer, folder):
         for step in range(STEPS):
@@ -82,17 +60,19 @@ def not_cleared(folder: Path, fault: bool, rank: int) -> None:
 
 def clipped_alone(folder: Path, fault: bool, rank: int) -> None:
     model = plain()
-    for step in steps(folder, model):
+    for step in steps(folder, model, num_steps=STEPS):
         loss_of(model, batch(step, rank)).backward()
         if fault:
             nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-        reduce(model)
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
         nn.utils.clip_grad_norm_(model.parameters(), 0.1)
 
 
 def clipped_between(folder: Path, fault: bool, rank: int) -> None:
-    model = wrapped(plain())
-    for step in steps(folder, model):
+    model = DistributedDataParallel(plain())
+    for step in steps(folder, model, num_steps=STEPS):
         for micro in range(3):
             with nullcontext() if micro == 2 else model.no_sync():
                 (loss_of(model, batch(step, rank, micro)) / 3).backward()
@@ -102,7 +82,7 @@ def clipped_between(folder: Path, fault: bool, rank: int) -> None:
 
 def another_model(folder: Path, fault: bool, rank: int, given: bool = True) -> None:
     inner = plain()
-    model = wrapped(inner)
+    model = DistributedDataParallel(inner)
     optimizer = SGD((plain() if fault else inner).parameters(), lr=0.01)
     with record(model, optimizer if given else None, folder):
         for step in range(STEPS):
@@ -132,13 +112,14 @@ class Averages(Optimizer):
 
 def reduced_in_step(folder: Path, fault: bool, rank: int, **wrong: Any) -> None:
     model = plain()
-    for step in steps(folder, model, Averages(model, **wrong if fault else {})):
+    optimizer = Averages(model, **wrong if fault else {})
+    for step in steps(folder, model, optimizer, STEPS):
         loss_of(model, batch(step, rank)).backward()
 
 
 def not_finite(folder: Path, fault: bool, rank: int) -> None:
-    model = wrapped(plain())
-    for step in steps(folder, model):
+    model = DistributedDataParallel(plain())
+    for step in steps(folder, model, num_steps=STEPS):
         x = batch(step, rank)
         if fault and rank == 1 and step == 3:
             x[0, 0] = torch.nan
@@ -147,15 +128,15 @@ def not_finite(folder: Path, fault: bool, rank: int) -> None:
 
 def skipped(folder: Path, fault: bool, rank: int) -> None:
     """A rank leaves out the backward pass of a batch; right if all leave out one."""
-    model = wrapped(plain())
-    for step in steps(folder, model):
+    model = DistributedDataParallel(plain())
+    for step in steps(folder, model, num_steps=STEPS):
         for part in range(1 + (fault and rank == 1 and step == 3)):
             loss = loss_of(model, batch(step, rank, part))
         loss.backward()
 
 
 def padded(folder: Path, fault: bool, rank: int) -> None:
-    model = wrapped(plain())
+    model = DistributedDataParallel(plain())
     optimizer = SGD(model.parameters(), lr=0.01)
     data = torch.utils.data.TensorDataset(batch(0, size=17 if fault else 18))
     sampler = torch.utils.data.DistributedSampler(data, 2, rank)
@@ -167,7 +148,7 @@ def padded(folder: Path, fault: bool, rank: int) -> None:
 
 
 def told_late(folder: Path, fault: bool, rank: int) -> None:
-    model = wrapped(plain())
+    model = DistributedDataParallel(plain())
     optimizer = SGD(model.parameters(), lr=0.01)
     with record(model, optimizer, folder) as recorder:
         for step in range(STEPS):
@@ -182,18 +163,21 @@ def told_late(folder: Path, fault: bool, rank: int) -> None:
 
 
 def beside(folder: Path, fault: bool, rank: int) -> None:
-    """An average of the weights that is another one on ranks."""
-    model, average = wrapped(plain()), plain()
+    """An average of the weights, which ranks have unlike."""
+    model, average = DistributedDataParallel(plain()), plain()
     if fault and rank:
         nn.init.zeros_(average[0].bias)
-    for step in steps(folder, model, also={"ema": average}):
+    for step in steps(folder, model, num_steps=STEPS, also={"ema": average}):
         loss_of(model, batch(step, rank)).backward()
 
 
 def two_networks(folder: Path, fault: bool, rank: int) -> None:
     """Return words of a GAN: in one recording, and in two of which one is nested."""
     torch.manual_seed(0)
-    makes, judges = wrapped(nn.Linear(4, 6)), wrapped(plain())
+    makes, judges = (
+        DistributedDataParallel(nn.Linear(4, 6)),
+        DistributedDataParallel(plain()),
+    )
     first, second = SGD(makes.parameters(), lr=0.01), SGD(judges.parameters(), lr=0.01)
     both = nn.ModuleDict({"makes": makes, "judges": judges})
     together = record(both, [first, second], folder)
@@ -216,7 +200,7 @@ def two_networks(folder: Path, fault: bool, rank: int) -> None:
 
 def static_graph(folder: Path, fault: bool, rank: int) -> None:
     """Only the first pass has to synchronize."""
-    model = wrapped(plain(), static_graph=True)
+    model = DistributedDataParallel(plain(), static_graph=True)
     optimizer = SGD(model.parameters(), lr=0.01)
     with record(model, optimizer, folder):
         if fault:
@@ -233,7 +217,7 @@ def never_reduced(folder: Path, fault: bool, rank: int) -> None:
 
     model = fully_shard(plain())
     model.set_requires_gradient_sync(not fault)
-    for step in steps(folder, model):
+    for step in steps(folder, model, num_steps=STEPS):
         loss_of(model, batch(step, rank)).backward()
 
 
@@ -305,7 +289,7 @@ def test_average_in_the_step_is_compared_with_the_whole_batch(
     folder: Path, tmp_path: Path
 ) -> None:
     model = plain()
-    for step in steps(tmp_path, model):
+    for step in steps(tmp_path, model, num_steps=STEPS):
         loss_of(model, torch.cat([batch(step, rank) for rank in range(2)])).backward()
     right = compare_recordings(tmp_path, folder / "summed" / "False")
     assert right.verdict == "same computation within rounding"
@@ -316,13 +300,15 @@ def test_average_in_the_step_is_compared_with_the_whole_batch(
 
 
 def test_names_are_those_without_the_wrappers(folder: Path) -> None:
-    header = read_recording(folder / "two" / "False").ranks[0].header
-    assert {"makes.weight", "judges.0.weight"} <= header["parameters"].keys()
-    rows = [*read_recording(folder / "two" / "False").ranks[0].steps.values()]
-    assert all(row["inputs"] and row["wrapper"] and row["own"] for row in rows)
+    one = read_recording(folder / "two" / "False").ranks[0]
+    assert {"makes.weight", "judges.0.weight"} <= one.header["parameters"].keys()
+    for row in one.steps.values():
+        assert row["inputs"]
+        assert row["wrapper"]
+        assert row["own"]
 
 
 def test_a_loss_after_the_step_is_in_no_step(folder: Path) -> None:
     for fault in (True, False):
-        steps = read_recording(folder / "late loss" / str(fault)).ranks[0].steps
-        assert [row["loss"] is None for row in steps.values()] == [fault] * STEPS
+        rows = read_recording(folder / "late loss" / str(fault)).ranks[0].steps
+        assert [row["loss"] is None for row in rows.values()] == [fault] * STEPS

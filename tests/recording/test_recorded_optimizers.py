@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from recorded_loops import Net, batch, loop, loss_of, steps_of
+from recorded_loops import Net, batch, loop, loss_of, record_loop, steps_of
 from torch import Tensor, nn
-from torch.optim import SGD, Optimizer
+from torch.optim import LBFGS, SGD, Adam, Optimizer
 
 import minitrain
 from minitrain.compare.recordings import compare_recordings
@@ -75,14 +75,8 @@ def test_state_that_cannot_be_read_is_left_out_with_one_note(
 ) -> None:
     model = Net()
     optimizer = InCodes(model.parameters(), lr=0.1)
-    with minitrain.record(model, optimizer, tmp_path):
-        loop(model, optimizer, 3)
-    assert len(steps_of(tmp_path)) == 3
+    assert len(record_loop(tmp_path, model, optimizer, 3)) == 3
     assert capsys.readouterr().err.count("optimizer state in Coded is not") == 1
-
-
-def numbers(folder: Path) -> list[tuple[int, int]]:
-    return list(read_recording(folder).ranks[0].steps)
 
 
 @pytest.mark.parametrize("given", ["wrapper", "inside", "none"])
@@ -93,8 +87,9 @@ def test_the_step_of_a_wrapper_is_counted_once(tmp_path: Path, given: str) -> No
     one = {"wrapper": wrapper, "inside": [inside], "none": None}[given]
     with minitrain.record(model, one, tmp_path, every=2):
         loop(model, wrapper, 5)
-    assert numbers(tmp_path) == [(0, 0), (0, 1), (0, 2), (0, 4)]
-    assert all(row["gradients"] for row in steps_of(tmp_path))
+    rows = read_recording(tmp_path).ranks[0].steps
+    assert [*rows] == [(0, 0), (0, 1), (0, 2), (0, 4)]
+    assert all(row["gradients"] for row in rows.values())
 
 
 @pytest.mark.parametrize("is_kept", [False, True])
@@ -108,10 +103,10 @@ def test_one_that_is_made_anew_has_the_passes_since_the_last(
             optimizer = SGD(model.parameters(), lr=0.1)
             kept.append(optimizer if is_kept else None)
             for step in range(4):
-                optimizer.zero_grad()
                 loss_of(model, batch(step)).backward()
                 recorder.loss(float(10 * epoch + step))
                 optimizer.step()
+                optimizer.zero_grad()
     for epoch in range(3):
         rows = steps_of(tmp_path, optimizer=epoch)
         assert [len(row["inputs"]) for row in rows] == [1] * 4
@@ -127,9 +122,8 @@ def test_only_those_given_or_of_the_model_are_recorded(tmp_path: Path) -> None:
         loss_of(model, batch(0)).backward()
         first.step()
         rest.step()
-    assert numbers(tmp_path) == [(0, 0)]
-    (row,) = steps_of(tmp_path)
-    assert (row["lr"], row["forwards"]) == ([0.2], 1)
+    ((number, row),) = read_recording(tmp_path).ranks[0].steps.items()
+    assert (number, row["lr"], row["forwards"]) == ((0, 0), [0.2], 1)
 
 
 def test_each_of_several_has_its_own_parameters_and_steps(tmp_path: Path) -> None:
@@ -167,10 +161,9 @@ def test_each_of_several_has_its_own_parameters_and_steps(tmp_path: Path) -> Non
 def test_parameters_replaced_behind_the_optimizer_are_said(tmp_path: Path) -> None:
     """It goes on with those that the model no longer has."""
     model = nn.Linear(6, 1)
-    for given in ("it", "none"):
-        optimizer = SGD(model.parameters(), lr=0.1)
-        folder = tmp_path / given
-        with minitrain.record(model, optimizer if given == "it" else None, folder):
+    for is_given in (True, False):
+        optimizer, folder = SGD(model.parameters(), lr=0.1), tmp_path / str(is_given)
+        with minitrain.record(model, optimizer if is_given else None, folder):
             loop(model, optimizer, 1)
             model.weight = nn.Parameter(model.weight.detach().clone())
             loop(model, optimizer, 1)
@@ -180,7 +173,7 @@ def test_parameters_replaced_behind_the_optimizer_are_said(tmp_path: Path) -> No
 def test_a_step_that_a_loss_scaler_skips_is_none(tmp_path: Path) -> None:
     for fused in (False, True):
         model = nn.Linear(6, 1)
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.1, fused=fused)
+        optimizer = Adam(model.parameters(), lr=0.1, fused=fused)
         scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
         folder = tmp_path / str(fused)
         with minitrain.record(model, optimizer, folder) as recorder:
@@ -230,7 +223,7 @@ def test_gradients_of_a_fused_optimizer_are_unscaled(
     loss_of(model, batch(0)).backward()
     expected = {name: fingerprint(p.grad) for name, p in model.named_parameters()}
     model.zero_grad()
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.1, fused=True)
+    optimizer = Adam(model.parameters(), lr=0.1, fused=True)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     with minitrain.record(model, optimizer, tmp_path):
         scaler.scale(loss_of(model, batch(0))).backward()
@@ -242,25 +235,24 @@ def test_gradients_of_a_fused_optimizer_are_unscaled(
     assert row["gradients"] == expected
 
 
-def test_a_step_may_compute_its_gradients_itself(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [SGD, LBFGS])
+def test_a_step_may_compute_its_gradients_itself(tmp_path: Path, kind: Any) -> None:
     model = Net(dropout=0.0)
-    for kind in (SGD, torch.optim.LBFGS):
-        optimizer = kind(model.parameters(), lr=0.1)
+    optimizer = kind(model.parameters(), lr=0.1)
 
-        def closure(optimizer: Optimizer = optimizer) -> Any:
-            optimizer.zero_grad()
-            loss = loss_of(model, batch(0))
-            loss.backward()
-            return loss
+    def closure() -> Any:
+        optimizer.zero_grad()
+        loss = loss_of(model, batch(0))
+        loss.backward()
+        return loss
 
-        folder = tmp_path / kind.__name__
-        with minitrain.record(model, optimizer, folder):
-            for _ in range(2):
-                optimizer.step(closure)
-        for row in steps_of(folder):
-            assert row["without_gradient"] == []
-            assert len(row["inputs"]) >= 1
-            assert row["own"].keys() == row["gradients"].keys() == row["before"].keys()
+    with minitrain.record(model, optimizer, tmp_path):
+        for _ in range(2):
+            optimizer.step(closure)
+    for row in steps_of(tmp_path):
+        assert row["without_gradient"] == []
+        assert len(row["inputs"]) >= 1
+        assert row["own"].keys() == row["gradients"].keys() == row["before"].keys()
 
 
 def train_compiled(folder: Path, compiled: str) -> Any:
@@ -348,10 +340,7 @@ def test_long_runs_are_thinned_out(
     monkeypatch.setattr("minitrain.recording.optimizers.DENSE", 5)
     for every in (2, 4):
         torch.manual_seed(0)
-        model = Net()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        with minitrain.record(model, optimizer, tmp_path / str(every), every=every):
-            loop(model, optimizer, 18)
+        record_loop(tmp_path / str(every), Net(), num_steps=18, every=every)
     said = capsys.readouterr().err
     assert "the first three and each 2-th (each 20-th at the end) in full" in said
     assert "the first three and each 4-th in full" in said
