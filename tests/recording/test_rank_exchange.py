@@ -120,24 +120,21 @@ def test_every_rank_hears_what_the_rows_of_all_show(world_size: int) -> None:
         assert [row for told in found for row in told if "recorded" in row] == [line]
 
 
-def judged(rows: list[list[Row]]) -> list[str]:
+def judged(rows: list[Row]) -> list[str]:
     with heard() as one:
-        for row in rows[one.rank]:
-            one.send_row(row)
+        one.send_row(rows[one.rank])
         return one.look()
 
 
 def test_ranks_that_differ_are_reported_on_all() -> None:
     first, second = headers(2)
     second["parameters"] = {"other": {"shape": [2], "dtype": "float32"}}
-    found = launch(judged, 2, [[first], [second]])
+    found = launch(judged, 2, [first, second])
     assert found[0] == found[1]
     assert found[0][0].startswith("alarm step 0: model, tensor embedding, rank 1: ")
-    # fewer steps
-    ends = [{"kind": "end", "steps": {"0": n}, "forwards": n} for n in (2, 1)]
-    rows = [rows_of(step, own_of(step, 2)) for step in (0, 1)]
-    sent = [[rows[0][0], rows[1][0]], [rows[0][1], ends[1]]]
-    for (line,) in launch(judged, 2, sent):
+    # one has ended
+    end = {"kind": "end", "steps": {"0": 1}, "forwards": 1}
+    for (line,) in launch(judged, 2, [rows_of(1, own_of(1, 2))[0], end]):
         assert "steps, rank 1: at the end, but elsewhere step 1" in line
 
 

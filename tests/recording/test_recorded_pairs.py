@@ -18,7 +18,7 @@ from torch.optim import SGD, AdamW, Optimizer
 
 import minitrain
 from minitrain.comm.groups import distributed
-from minitrain.compare.recordings import SAME, RecordingsCompared, compare_recordings
+from minitrain.compare.recordings import SAME, compare_recordings
 from minitrain.recording.format import read_recording
 
 STEPS, BATCH, LENGTH, WORDS = 4, 12, 6, 9
@@ -54,6 +54,10 @@ def words(step: int) -> tuple[Tensor, Tensor]:
 
 def wrapped(model: nn.Module, world_size: int) -> Any:
     return DistributedDataParallel(model) if world_size > 1 else model
+
+
+def normal(seed: int, count: int) -> Tensor:
+    return torch.randn(count, 6, generator=torch.Generator().manual_seed(seed))
 
 
 def accumulated(
@@ -118,8 +122,7 @@ def contrastive(folder: Path, rank: int, world_size: int, *, gathers: str) -> No
     model = wrapped(nn.Linear(6, 5), world_size)
     optimizer = SGD(model.parameters(), lr=0.1)
     for step in steps(folder, model, optimizer, STEPS):
-        made = torch.Generator().manual_seed(70 + step)
-        x = torch.randn(2 * BATCH, 6, generator=made)[rank::world_size]
+        x = normal(70 + step, 2 * BATCH)[rank::world_size]
         mine, others = normalize(model(x), dim=1).chunk(2)
         right = torch.arange(len(mine))
         if gathers != "no":
@@ -171,8 +174,7 @@ def some_parts(folder: Path, rank: int, world_size: int, *, lack: bool) -> None:
     model.forward = lambda x, parts: sum(model[n](x) for n in parts)  # type: ignore
     optimizer = SGD(model.parameters(), lr=0.1)
     for step in steps(folder, model, optimizer, STEPS):
-        made = torch.Generator().manual_seed(90 + step)
-        x = torch.randn(BATCH, 6, generator=made)[rank::world_size]
+        x = normal(90 + step, BATCH)[rank::world_size]
         parts = [0] if lack and rank else [0, 1]
         model(x, parts).square().mean().backward()
         for parameter in model.parameters():
@@ -258,13 +260,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def compared(folder: Path, a: str, b: str) -> RecordingsCompared:
-    return compare_recordings(folder / a, folder / b)
-
-
 @pytest.mark.parametrize(("a", "b", "what", "cause"), FAULTS)
 def test_a_fault_is_named(folder: Path, a: str, b: str, what: str, cause: str) -> None:
-    found = compared(folder, a, b)
+    found = compare_recordings(folder / a, folder / b)
     assert (found.verdict, found.doubt) == ("different", None)
     assert found.first
     assert (found.first.step, found.first.what) == (0, what), found.first
@@ -273,33 +271,27 @@ def test_a_fault_is_named(folder: Path, a: str, b: str, what: str, cause: str) -
 
 @pytest.mark.parametrize(("a", "b"), RIGHT)
 def test_right_runs_are_the_same(folder: Path, a: str, b: str) -> None:
-    found = compared(folder, a, b)
+    found = compare_recordings(folder / a, folder / b)
     assert found.verdict in SAME, found.first
     assert not any("draw the same" in line for line in found.alarms["B"])
 
 
 def test_state_that_ranks_divide_is_compared_part_by_part(folder: Path) -> None:
-    found = compared(folder, "adamw", "zero")
+    found = compare_recordings(folder / "adamw", folder / "zero")
     assert found.verdict == "equal bits"
     for pair in (("adamw", "zero, state lost"), ("zero, state lost", "adamw")):
-        found = compared(folder, *pair)
-        assert (found.verdict, found.first and found.first.step) == (
-            "different",
-            STEPS - 1,
-        )
+        found = compare_recordings(*(folder / one for one in pair))
+        assert found.verdict == "different"
         assert found.first
-        assert (found.first.what, found.first.ranks) == ("optimizer state", (1,))
+        assert (found.first.step, found.first.ranks) == (STEPS - 1, (1,))
+        assert found.first.what == "optimizer state"
         assert "not restored?" in found.first.cause
 
 
 @pytest.mark.parametrize(
     ("name", "step", "cause"),
     [
-        (
-            "two untied",
-            0,
-            "out.weight was tied to embed.weight, and was replaced after",
-        ),
+        ("two untied", 0, "out.weight was tied to embed.weight, and was replaced"),
         ("two late", 6, "trainable only after DistributedDataParallel was built"),
         ("two replaced", 0, "mix.weight was replaced after"),
         ("lacks True", 0, "only some ranks use"),
@@ -319,7 +311,7 @@ def test_an_alarm_names_what_the_wrapper_does_not_know(
 
 def test_a_broken_tie_names_the_pair(folder: Path) -> None:
     for a, b in (("one ", "two untied"), ("two ", "two never tied")):
-        first = compared(folder, a, b).first
+        first = compare_recordings(folder / a, folder / b).first
         assert first
         assert (first.what, first.tensor) == ("model", "out.weight")
         assert first.cause == "out.weight is tied to embed.weight in A alone"
@@ -327,7 +319,7 @@ def test_a_broken_tie_names_the_pair(folder: Path) -> None:
 
 def test_a_setting_names_the_rank_that_has_it(folder: Path) -> None:
     for a, of in (("two ", ""), ("one ", "B")):
-        first = compared(folder, a, "two eps").first
+        first = compare_recordings(folder / a, folder / "two eps").first
         assert first
         assert (first.what, first.ranks, first.of) == ("optimizer settings", (1,), of)
         assert first.much == "eps = 1e-08 against 1e-06"

@@ -44,17 +44,17 @@ def guarded(
         for layer in (model.layers[0], model.layers[2], model):
             fully_shard(layer)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        recorder = None
+        recorder: Any = nullcontext()
         if folder is not None:
             options = {"every": 1, "timeout_s": TIMEOUT_S} | (options or {})
             recorder = minitrain.record(model, optimizer, folder, **options)
-        with recorder or nullcontext():
+        with recorder:
             for step in range(STEPS):
                 loss_of(model, batch(step, rank)).backward()
                 here = (rank, step) == (1, AT)
                 if here and guard:
                     optimizer.zero_grad()
-                if here and guard == "stops" and recorder:
+                if here and guard == "stops":
                     recorder.stop()
                 if not (here and guard == "skips"):
                     optimizer.step()
