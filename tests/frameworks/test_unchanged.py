@@ -183,6 +183,7 @@ def test_training_that_cannot_be_recorded_is_one_line_and_goes_on(
     assert len(lines) == 1, lines
     line = "nothing is recorded: RuntimeError: register_forward_pre_hook"
     assert lines[0].startswith(f"minitrain: {line}")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("sharded", [False, True])
@@ -298,9 +299,7 @@ model = torch.compile(Own(4, 4), backend="eager")
 """
 
 
-def test_compiled_model_is_recorded_once(
-    prepared: Prepared,
-) -> None:
+def test_compiled_model_is_recorded_once(prepared: Prepared) -> None:
     text = TRAINS.replace("model = nn.Linear(4, 4)", OWN)
     said, rank = prepared(f"{text}import sys\nsys.exit(0)\n")
     assert "nothing is recorded" not in said
@@ -332,10 +331,7 @@ def test_older_torch_is_one_line_and_the_run_goes_on(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_recorded_is_refused_before_the_command_runs(
-    arguments: list[str],
-    line: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str], line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()

@@ -239,21 +239,6 @@ def test_passes_that_do_not_train_are_not_counted(tmp_path: Path) -> None:
     assert [row["forwards"] for row in steps_of(tmp_path)] == [1, 2, 3]
 
 
-def test_pass_within_a_pass_of_the_same_model_is_part_of_it(tmp_path: Path) -> None:
-    """As under Lightning, whose training step is the pass of a wrapped module."""
-
-    class Step(nn.Linear):
-        def forward(self, x: torch.Tensor, is_step: bool = True) -> torch.Tensor:
-            return self(x, False).sum() if is_step else super().forward(x)
-
-    model = Step(3, 2)
-    for _ in steps(tmp_path, model, num_steps=2):
-        model(torch.ones(4, 3)).backward()
-    rows = steps_of(tmp_path)
-    assert [row["forwards"] for row in rows] == [1, 2]
-    assert [len(row["inputs"]) for row in rows] == [1, 1]
-
-
 def refused(line: str, *args: Any, **options: Any) -> None:
     with pytest.raises(UserError, match=line) as caught:
         minitrain.record(*args, **options).start()
@@ -274,21 +259,6 @@ def test_what_means_nothing_is_one_line(tmp_path: Path) -> None:
     refused("on_alarm = 'mail': must", model, None, tmp_path, on_alarm="mail")
     refused("timeout_s = 0: must be above", model, None, tmp_path, timeout_s=0)
     assert not list(tmp_path.iterdir())
-
-
-def test_model_that_takes_no_hooks_keeps_none(tmp_path: Path) -> None:
-    """As a scripted one does."""
-    from torch.optim import optimizer as optimizers
-
-    class Refuses(nn.Linear):
-        def register_forward_hook(self, *args: Any, **options: Any) -> Any:
-            raise RuntimeError("is not supported")
-
-    model, before = Refuses(2, 2), len(optimizers._global_optimizer_pre_hooks)
-    with pytest.raises(RuntimeError, match="not supported"):
-        minitrain.record(model, None, tmp_path).start()
-    assert len(optimizers._global_optimizer_pre_hooks) == before
-    assert not model._forward_pre_hooks
 
 
 def test_a_folder_has_one_recording_and_a_recorder_one_start(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import torch
 import torch.distributed as dist
-from recorded_loops import Net, batch, loop, loss_of, record_loop, steps, steps_of
+from recorded_loops import Net, batch, loss_of, record_loop, steps, steps_of
 from torch import Tensor, nn
 from torch.optim import LBFGS, SGD
 
@@ -190,14 +190,19 @@ def test_dry_run_of_a_lazy_model_is_no_step(first: Any, tmp_path: Path) -> None:
 
 def group_after_start(folder: Path) -> None:
     """As of processes that multiprocessing starts."""
-    rank = int(os.environ.pop("RANK"))
-    del os.environ["WORLD_SIZE"]
+    rank, store = int(os.environ["RANK"]), f"file://{folder}.store"
     model = nn.Linear(6, 1)
     optimizer = SGD(model.parameters(), lr=0.1)
-    with minitrain.record(model, optimizer, folder):
-        store = f"file://{folder}.store"
-        dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
-        loop(wrap_for_ddp(model), optimizer, 3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("RANK")
+        patch.delenv("WORLD_SIZE")
+        with minitrain.record(model, optimizer, folder):
+            dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
+            parallel = wrap_for_ddp(model)
+            for step in range(3):
+                parallel(batch(step, rank)).mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
     dist.destroy_process_group()
 
 
