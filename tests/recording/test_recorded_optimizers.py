@@ -151,47 +151,41 @@ def test_parameters_replaced_behind_the_optimizer_are_said(tmp_path: Path) -> No
         assert [row["not_held"] for row in steps_of(folder)] == [[], ["weight"]]
 
 
-def test_a_step_that_a_loss_scaler_skips_is_none(tmp_path: Path) -> None:
-    for fused in (False, True):
-        model = nn.Linear(6, 1)
-        optimizer = Adam(model.parameters(), lr=0.1, fused=fused)
-        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-        folder = tmp_path / str(fused)
-        with minitrain.record(model, optimizer, folder) as recorder:
-            for step in range(4):
-                loss = model(batch(step)).mean() * (1e39 if step == 1 else 1.0)
-                recorder.loss(float(step))
-                # some call it here, some after the step
-                if fused:
-                    optimizer.zero_grad(set_to_none=False)
-                scaler.scale(loss).backward()
-                scaler.step(optimizer)
-                scaler.update()
-                if not fused:
-                    optimizer.zero_grad()
-        rows = steps_of(folder)
-        assert [row["step"] for row in rows] == [0, 1, 2]
-        assert [row["forwards"] for row in rows] == [1, 3, 4]
-        # what led to the skipped step is not counted into the next
-        assert [len(row["inputs"]) for row in rows] == [1, 1, 1]
-        assert [row["loss"] for row in rows] == [0.0, 2.0, 3.0]
-        assert rows[1]["inputs"][0] == sample_digests(batch(2))[0]
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_step_that_a_loss_scaler_skips_is_none(tmp_path: Path, fused: bool) -> None:
+    model = nn.Linear(6, 1)
+    optimizer = Adam(model.parameters(), lr=0.1, fused=fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    with minitrain.record(model, optimizer, tmp_path) as recorder:
+        for step in range(4):
+            loss = model(batch(step)).mean() * (1e39 if step == 1 else 1.0)
+            recorder.loss(float(step))
+            # some call it here, some after the step
+            if fused:
+                optimizer.zero_grad(set_to_none=False)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            if not fused:
+                optimizer.zero_grad()
+    rows = steps_of(tmp_path)
+    assert [row["step"] for row in rows] == [0, 1, 2]
+    assert [row["forwards"] for row in rows] == [1, 3, 4]
+    # what led to the skipped step is not counted into the next
+    assert [len(row["inputs"]) for row in rows] == [1, 1, 1]
+    assert [row["loss"] for row in rows] == [0.0, 2.0, 3.0]
+    assert rows[1]["inputs"][0] == sample_digests(batch(2))[0]
 
 
-@pytest.mark.parametrize("clears", [True, False])
-def test_sparse_gradient_that_is_set_to_zero_is_cleared(
-    tmp_path: Path, clears: bool
-) -> None:
+def test_sparse_gradient_that_is_set_to_zero_is_cleared(tmp_path: Path) -> None:
     model = nn.Embedding(6, 2, sparse=True)
     optimizer = SGD(model.parameters(), lr=0.1)
     with minitrain.record(model, optimizer, tmp_path):
         for step in range(3):
             model(torch.tensor([step, 0])).sum().backward()
             optimizer.step()
-            if clears:
-                optimizer.zero_grad(set_to_none=False)
-    kept = [row.get("carried", []) for row in steps_of(tmp_path)]
-    assert kept == ([[], [], []] if clears else [[], ["weight"], ["weight"]])
+            optimizer.zero_grad(set_to_none=False)
+    assert not any("carried" in row for row in steps_of(tmp_path))
 
 
 @pytest.mark.parametrize("is_unscaled", [False, True])

@@ -59,25 +59,17 @@ def test_loss_of_a_method_of_the_model_is_not_called_late(tmp_path: Path) -> Non
     assert "loss" not in findings(tmp_path)
 
 
-@pytest.mark.parametrize("left", [False, True])
-def test_gradients_of_autograd_grad_replace_the_old_ones(
-    tmp_path: Path, left: bool
-) -> None:
+def test_gradients_of_autograd_grad_replace_the_old_ones(tmp_path: Path) -> None:
     model = Net(dropout=0)
     parameters = [*model.parameters()]
     optimizer = SGD(parameters, lr=0.01)
     with minitrain.record(model, optimizer, tmp_path, every=1):
         for step in range(4):
-            loss = loss_of(model, batch(step))
-            if left:
-                # what stays of the step before is added to
-                loss.backward()
-            else:
-                found = torch.autograd.grad(loss, parameters)
-                for parameter, gradient in zip(parameters, found, strict=True):
-                    parameter.grad = gradient
+            found = torch.autograd.grad(loss_of(model, batch(step)), parameters)
+            for parameter, gradient in zip(parameters, found, strict=True):
+                parameter.grad = gradient
             optimizer.step()
-    assert findings(tmp_path) == (["zero_grad"] if left else [])
+    assert findings(tmp_path) == []
 
 
 def test_gradients_of_autograd_grad_that_are_added_keep_all_passes(

@@ -107,14 +107,11 @@ class Plan:
     lr: Callable[[int], float] = lambda step: 1e-3
     deal: Callable[[int, int, Tensor], list[Tensor]] = dealt
     reduce: Callable[[Sequence[Tensors], int, int], Tensors] = mean
-    # called with models and optimizers before the first step, and around each step
-    begin: Callable[[list[nn.Module], list[Optimizer]], None] = lambda m, o: None
-    early: Callable[[int, list[nn.Module], list[Optimizer]], None] = lambda s, m, o: (
-        None
-    )
-    after: Callable[[int, list[nn.Module], list[Optimizer]], None] = lambda s, m, o: (
-        None
-    )
+    # called with models and optimizers before the first step, and with the step around
+    # each
+    begin: Callable[[list[nn.Module], list[Optimizer]], Any] = lambda *_: None
+    early: Callable[[int, list[nn.Module], list[Optimizer]], Any] = lambda *_: None
+    after: Callable[[int, list[nn.Module], list[Optimizer]], Any] = lambda *_: None
     loss: Callable[[Tensor, Tensor], Tensor] = nn.functional.cross_entropy
     autocast: bool = False
     twin: bool = False
@@ -123,9 +120,9 @@ class Plan:
     header: dict[str, Any] = field(default_factory=dict)
 
 
-def record(folder: Path, plan: Plan | None = None, **changes: Any) -> Path:
-    """Train by a plan and leave its recording in ``folder``."""
-    plan = plan or Plan(**changes)
+def record(folder: Path, **changes: Any) -> Path:
+    """Train by a :class:`Plan` with changes, and leave its recording in ``folder``."""
+    plan = Plan(**changes)
     ranks = range(plan.world_size)
     torch.manual_seed(plan.seed)
     model = plan.model()
