@@ -2,7 +2,6 @@
 
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,6 @@ from example_loops import (
     PEERS,
     Run,
     assert_equal_rows,
-    loops_by_fork,
     python_of,
     record,
     run_command,
@@ -26,11 +24,6 @@ from minitrain.recording.rows import TWIN
 
 SIZES = (1, 2)
 IMPORTED = "from minitrain.callbacks import TransformersCallback"
-
-
-@pytest.fixture(scope="module")
-def by_fork() -> Iterator[Run]:
-    yield from loops_by_fork()
 
 
 @pytest.fixture(scope="module")

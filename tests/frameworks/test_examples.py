@@ -5,13 +5,12 @@ recorder raises no false alarm.
 """
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 import pytest
-from example_loops import LOOPS, Run, loops_by_fork, run_as_users_do
-from project import ROOT
+from example_loops import LOOPS, Run, python_of, run_command, script_of, torchrun
 from thorough import thorough_after
 
 from minitrain.compare.recordings import RecordingsCompared, compare_recordings
@@ -21,19 +20,14 @@ Recorded = Callable[..., Path]
 
 
 @pytest.fixture(scope="module")
-def run() -> Iterator[Run]:
-    yield from loops_by_fork()
-
-
-@pytest.fixture(scope="module")
-def recorded(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+def recorded(by_fork: Run, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     """The recording of a loop, made once: ``recorded(loop, world_size, "--bug")``."""
 
     @cache
     def record(name: str, world_size: int, *arguments: str, twin: bool = False) -> Path:
         folder = tmp_path_factory.mktemp("loops") / "recording"
         variables = {"MINITRAIN_TWIN": "1"} if twin else {}
-        run(name, world_size, folder, *arguments, **variables)
+        by_fork(name, world_size, folder, *arguments, **variables)
         return folder
 
     return record
@@ -53,7 +47,7 @@ def against_one_process(name: str, recorded: Recorded, *bug: str) -> RecordingsC
 
 @pytest.mark.parametrize("name", LOOPS)
 def test_at_most_three_lines_are_added(name: str) -> None:
-    text = (ROOT / f"examples/{name}.py").read_text()
+    text = script_of(name).read_text()
     docstring = ast.parse(text).body[0].end_lineno
     code = text.splitlines()[docstring:]
     ours = [line for line in code if "minitrain" in line or "recorder" in line]
@@ -76,9 +70,11 @@ def test_one_process_and_two_are_the_same_computation(
     [("nanogpt_style", 2, ["--bf16"]), ("with_fabric", 3, ["--seed", "1"])],
 )
 def test_clean_run_gives_no_alarm(
-    run: Run, loop: str, world_size: int, more: list[str], tmp_path: Path
+    by_fork: Run, loop: str, world_size: int, more: list[str], tmp_path: Path
 ) -> None:
-    printed = run(loop, world_size, tmp_path / "recording", "--dropout", "0.1", *more)
+    printed = by_fork(
+        loop, world_size, tmp_path / "recording", "--dropout", "0.1", *more
+    )
     recording = read_recording(tmp_path / "recording")
     assert len(recording.ranks) == world_size
     assert all(rank.end for rank in recording.ranks.values())
@@ -98,7 +94,9 @@ def test_a_run_repeated_has_equal_bits(
     name: str, world_size: int, recorded: Recorded, tmp_path: Path
 ) -> None:
     """Processes started as users do have the bits of forks, which the others use."""
-    run_as_users_do(name, world_size, tmp_path / "again")
+    command = [python_of(name), *torchrun(world_size, tmp_path), script_of(name)]
+    done = run_command([*command, tmp_path / "again"], tmp_path)
+    assert done.returncode == 0, done.stderr[-4000:]
     found = compare_recordings(recorded(name, world_size), tmp_path / "again")
     assert found.verdict == "equal bits", found.first
 

@@ -5,7 +5,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
 from textwrap import indent
@@ -17,7 +17,6 @@ from example_loops import (
     MINITRAIN,
     Run,
     assert_equal_rows,
-    loops_by_fork,
     python_of,
     record,
     run_command,
@@ -44,11 +43,6 @@ for _ in range(6):
     model(torch.ones(2, 4)).sum().backward()
     optimizer.step()
 """
-
-
-@pytest.fixture(scope="module")
-def by_fork() -> Iterator[Run]:
-    yield from loops_by_fork()
 
 
 def by_command(text: str, folder: Path, *options: str) -> "CompletedProcess[str]":

@@ -3,19 +3,15 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory, gettempdir
 
 import pytest
-from mutated import Server, run_script
 from project import ROOT, environment
 from waiting import GENEROUS_S
 
 from minitrain.recording.format import OfRank, read_recording
 
-# what torch imports as soon as there is an optimizer is slow, too
-MODULES = ("torch._dynamo", "minitrain")
 # what each imports that is slow
 IMPORTED = {
     "nanogpt_style": (),
@@ -72,18 +68,6 @@ def run_command(
     )
 
 
-def run_as_users_do(name: str, world_size: int, folder: Path, *arguments: str) -> None:
-    """Record one run of examples/``name``.py into ``folder``: alone as a plain script,
-    else by torchrun.
-    """
-    # torchrun leaves a folder behind
-    with TemporaryDirectory() as temporary:
-        ranks = torchrun(world_size, Path(temporary))
-        command = [python_of(name), *ranks, script_of(name), folder, *arguments]
-        done = run_command(command, Path(temporary))
-    assert done.returncode == 0, done.stderr[-4000:]
-
-
 def record(
     folder: Path, command: Sequence[str | Path], *options: str, given: str = ""
 ) -> "subprocess.CompletedProcess[str]":
@@ -103,38 +87,3 @@ def assert_equal_rows(a: Path, b: Path, world_size: int) -> None:
 def _rows(of: OfRank) -> list[dict[str, object]]:
     steps = [{k: v for k, v in row.items() if k != "loss"} for row in of.steps.values()]
     return [of.header, *steps, of.end or {}]
-
-
-def loops_by_fork() -> Iterator[Run]:
-    """``run(name, world_size, folder, *arguments, **variables)`` records one run of a
-    loop, or of a ``script`` with its imports, into ``folder`` and returns its output.
-    For a fixture of a module.
-    """
-
-    started: dict[str, Server] = {}
-    # a test must leave nothing behind in its own
-    outside = gettempdir()
-
-    def run(
-        name: str,
-        world_size: int,
-        folder: Path,
-        *arguments: str,
-        script: Path | None = None,
-        **variables: str,
-    ) -> str:
-        if name not in started:
-            modules = (*MODULES, *IMPORTED[name])
-            python = python_of(name)
-            started[name] = Server((), python, modules, outside)
-        command = [script or script_of(name), folder, *arguments]
-        with TemporaryDirectory() as temporary:
-            own = variables_of(temporary, **variables)
-            address = started[name].address
-            done = run_script(address, command, world_size, folder.parent, own)
-        assert done.code == 0, done.output[-4000:]
-        return done.output
-
-    yield run
-    for server in started.values():
-        server.stop()
