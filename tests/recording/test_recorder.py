@@ -261,6 +261,19 @@ def test_what_means_nothing_is_one_line(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_model_that_takes_no_hooks_keeps_none(tmp_path: Path) -> None:
+    """As a scripted one does."""
+
+    class Refuses(nn.Linear):
+        def register_forward_hook(self, *args: Any, **options: Any) -> Any:
+            raise RuntimeError("is not supported")
+
+    model = Refuses(2, 2)
+    with pytest.raises(RuntimeError, match="not supported"):
+        minitrain.record(model, None, tmp_path).start()
+    assert not model._forward_pre_hooks
+
+
 def test_a_folder_has_one_recording_and_a_recorder_one_start(tmp_path: Path) -> None:
     model = Net()
     recorder = minitrain.record(model, None, tmp_path)
