@@ -113,7 +113,6 @@ def test_second_training_is_not_recorded(by_fork: Run, tmp_path: Path) -> None:
 
 
 def test_run_that_an_error_ended_is_not_whole(folder: Path, tmp_path: Path) -> None:
-    """The original error is raised."""
     fails = "left = iter([1] * 9 + [0])\nmodel.register_forward_pre_hook("
     fails += "lambda *_: print(1 / next(left)))\ntrainer = "
     script = with_callback(tmp_path, ("trainer = ", fails))

@@ -34,7 +34,6 @@ def recorded(by_fork: Run, tmp_path_factory: pytest.TempPathFactory) -> Recorded
 
 
 def alarms_in(folder: Path) -> list[str]:
-    """Return the alarms of a recording, without notes."""
     ranks = read_recording(folder).ranks.values()
     found = [row for rank in ranks for row in rank.alarms if row["kind"] == "alarm"]
     return [*dict.fromkeys(str(row["line"]) for row in found)]

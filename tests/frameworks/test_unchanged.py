@@ -180,33 +180,25 @@ def test_training_that_cannot_be_recorded_is_one_line_and_goes_on(
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("sharded", [False, True])
-def test_a_rank_does_not_go_on_while_others_wait_for_its_shards(
-    sharded: bool,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+def test_error_of_the_recorder_ends_the_training_only_where_ranks_wait_for_shards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refused(*_: object) -> None:
         raise PermissionError("a folder on this host")
 
-    monkeypatch.setattr(recorder, "Writer", refused)
-    monkeypatch.setattr(recorder.rows, "is_sharded", lambda model: sharded)
-    settings = {"folder": tmp_path / "run", "timeout_s": 1.0}
-    if sharded:
-        with pytest.raises(PermissionError):
-            unchanged_script._record(nn.Linear(2, 2), settings)
-    else:
+    def start() -> str:
+        settings = {"folder": tmp_path / "run", "timeout_s": 1.0}
         unchanged_script._record(nn.Linear(2, 2), settings)
-        assert "nothing is recorded: PermissionError" in capsys.readouterr().err
+        return capsys.readouterr().err
 
-
-def test_missing_library_of_the_recorder_does_not_end_the_training(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    monkeypatch.setattr(recorder, "Writer", refused)
+    assert "nothing is recorded: PermissionError" in start()
+    monkeypatch.setattr(recorder.rows, "is_sharded", lambda model: True)
+    with pytest.raises(PermissionError):
+        start()
+    # a library that the recorder needs is missing
     monkeypatch.setitem(sys.modules, "minitrain.recording.recorder", None)
-    unchanged_script._record(nn.Linear(2, 2), {"folder": "run"})
-    assert "nothing is recorded: ModuleNotFoundError" in capsys.readouterr().err
+    assert "nothing is recorded: ModuleNotFoundError" in start()
 
 
 PARTED = """

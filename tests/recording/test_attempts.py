@@ -77,7 +77,6 @@ def test_killed_rank_leaves_two_attempts(tmp_path: Path) -> None:
 
 
 def made(folder: Path, *attempts: int) -> None:
-    """Make recordings of a rank by their attempts."""
     for number in attempts:
         (folder / f"attempt-{number}").mkdir()
         path_of_rank(folder / f"attempt-{number}", 0).touch()

@@ -27,7 +27,6 @@ Loop = Callable[[Path, bool, int], None]
 
 
 def plain(seed: int = 0) -> nn.Module:
-    """Return a model that is the same on all ranks, without buffers."""
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1), nn.Flatten(0))
 
@@ -163,7 +162,6 @@ def told_late(folder: Path, fault: bool, rank: int) -> None:
 
 
 def beside(folder: Path, fault: bool, rank: int) -> None:
-    """An average of the weights, which ranks have unlike."""
     model, average = DistributedDataParallel(plain()), plain()
     if fault and rank:
         nn.init.zeros_(average[0].bias)
@@ -199,7 +197,6 @@ def two_networks(folder: Path, fault: bool, rank: int) -> None:
 
 
 def static_graph(folder: Path, fault: bool, rank: int) -> None:
-    """Only the first pass has to synchronize."""
     model = DistributedDataParallel(plain(), static_graph=True)
     optimizer = SGD(model.parameters(), lr=0.01)
     with record(model, optimizer, folder):

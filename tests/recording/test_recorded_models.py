@@ -33,8 +33,6 @@ class Simple(nn.Module):
 
 
 class Wrapped(nn.Module):
-    """As data-parallel wrappers of one's own are."""
-
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
@@ -93,8 +91,6 @@ def test_names_are_those_of_the_user_if_parts_are_compiled(tmp_path: Path) -> No
 
 
 class Checkpointed(nn.Module):
-    """Runs its middle again in the backward pass."""
-
     def __init__(self, use_reentrant: bool) -> None:
         super().__init__()
         self.inside, self.use_reentrant = Net(dropout=0.0), use_reentrant
@@ -153,7 +149,6 @@ def test_inputs_of_any_form_have_a_digest_a_sample(tmp_path: Path) -> None:
 
 
 def wrapped_late(folder: Path) -> list[Any]:
-    """The model is wrapped by DDP after the recorder starts."""
     with distributed() as (rank, _):
         torch.manual_seed(rank)
         model: nn.Module = Net()

@@ -36,8 +36,6 @@ class InAccelerate(Optimizer):
 
 
 class Inherits(SGD):
-    """Steps within a step."""
-
     def step(self, closure: Any = None) -> Any:
         return super().step(closure)
 
@@ -77,7 +75,6 @@ def test_the_step_of_a_wrapper_is_counted_once(tmp_path: Path, given: str) -> No
 def test_one_that_is_made_anew_has_the_passes_since_the_last(
     tmp_path: Path, is_kept: bool
 ) -> None:
-    """As in each epoch."""
     model, kept = Net(), []
     with minitrain.record(model, None, tmp_path, every=1) as recorder:
         for epoch in range(3):
@@ -140,7 +137,6 @@ def test_each_of_several_has_its_own_parameters_and_steps(tmp_path: Path) -> Non
 
 
 def test_parameters_replaced_behind_the_optimizer_are_said(tmp_path: Path) -> None:
-    """It goes on with those that the model no longer has."""
     model = nn.Linear(6, 1)
     for is_given in (True, False):
         optimizer, folder = SGD(model.parameters(), lr=0.1), tmp_path / str(is_given)
@@ -231,7 +227,6 @@ def test_a_step_may_compute_its_gradients_itself(tmp_path: Path, kind: Any) -> N
 
 
 def train_compiled(folder: Path, compiled: str) -> Any:
-    """What is recorded of a loop in which so much is compiled."""
     torch.manual_seed(0)
     model = nn.Linear(6, 1)
     optimizer = SGD(model.parameters(), lr=0.1)
@@ -256,7 +251,6 @@ def train_compiled(folder: Path, compiled: str) -> Any:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("compiled", ["step", "all"])
 def test_a_step_may_be_compiled(tmp_path: Path, compiled: str) -> None:
-    """What the recorder does within it is not."""
     rows = train_compiled(tmp_path / "compiled", compiled)
     assert [row["step"] for row in rows] == [0, 1, 2, 4]
     assert rows == train_compiled(tmp_path / "not", "nothing")

@@ -36,8 +36,6 @@ LONG_S = 600
 
 
 class OnDiskThatFills(Writer):
-    """From the second step on there is no room."""
-
     def append(self, line: bytes) -> None:
         if json.loads(line).get("step") == 1:
             full = os.open("/dev/full", os.O_WRONLY)
@@ -47,7 +45,6 @@ class OnDiskThatFills(Writer):
 
 
 def on_full_disk(folder: Path | None) -> list[bytes]:
-    """The disk of rank 1 fills up."""
     with distributed() as (rank, _):
         torch.manual_seed(rank)
         model = wrap_for_ddp(Net())
@@ -109,8 +106,6 @@ def test_inputs_that_cannot_be_read_are_noted(
 
 
 class Scaled(nn.Module):
-    """With a buffer that no pass changes."""
-
     def __init__(self) -> None:
         super().__init__()
         self.last = nn.Linear(6, 1)
@@ -171,7 +166,6 @@ def test_parts_that_one_rank_alone_would_record_are_refused(tmp_path: Path) -> N
 
 
 def test_what_was_compiled_with_the_hooks_goes_on_alone(tmp_path: Path) -> None:
-    """It calls them after they were removed."""
     model = Net()
     optimizer = SGD(model.parameters(), lr=0.1)
     recorder = minitrain.record(model, optimizer, tmp_path, every=1)

@@ -262,8 +262,6 @@ def test_what_means_nothing_is_one_line(tmp_path: Path) -> None:
 
 
 def test_model_that_takes_no_hooks_keeps_none(tmp_path: Path) -> None:
-    """As a scripted one does."""
-
     class Refuses(nn.Linear):
         def register_forward_hook(self, *args: Any, **options: Any) -> Any:
             raise RuntimeError("is not supported")

@@ -55,7 +55,6 @@ step = partial(partial, at_step_1)
 
 
 def alike(gradients: Tensors, ranks: int = 2, **changes: Any) -> Any:
-    """All ranks got the same."""
     return step([gradients] * ranks, **changes)
 
 

@@ -86,7 +86,6 @@ def test_stall_is_reported_once_and_the_run_goes_on(kind: str, tmp_path: Path) -
 
 
 def stalls_in(folder: Path) -> list[str]:
-    """The lines on stalls in a recording."""
     ranks = read_recording(folder).ranks.values()
     notes = [note for rank in ranks for note in rank.alarms]
     return [note["line"] for note in notes if note["rule"] == "stall"]
@@ -179,7 +178,6 @@ class Watched:
             clock.step_ended(0, 0, recorded=False)
 
     def watch(self, timeouts_s: dict[int, float]) -> None:
-        """Let the ranks of ``timeouts_s`` watch until one of them has reported."""
         watches = [
             StallWatch(self.folder, rank, self.clocks[rank], limit_s, self.lines.append)
             for rank, limit_s in timeouts_s.items()

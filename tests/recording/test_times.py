@@ -58,8 +58,6 @@ RUNS = 20
 
 
 class Late(nn.Module):
-    """A model that is late in its forward pass."""
-
     def __init__(self, delay: Any) -> None:
         super().__init__()
         self.first, self.second = nn.Linear(8, 64), nn.Linear(64, 8)
@@ -423,8 +421,6 @@ def test_recording_without_times_is_shown(tmp_path: Path) -> None:
 
 
 class Failed:
-    """An event after an error on the GPU."""
-
     def query(self) -> bool:
         raise RuntimeError("CUDA error: device-side assert triggered")
 
@@ -478,7 +474,6 @@ def test_two_gpus_end_the_times_with_one_note(
 def test_clock_follows_the_model_to_its_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between the start and the first forward pass."""
     used = []
     monkeypatch.setattr(RecordingClock, "use_events", lambda *_: used.append(1))
     model = nn.Linear(4, 2)

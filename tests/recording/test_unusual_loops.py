@@ -22,7 +22,6 @@ from minitrain.recording.format import read_recording
 
 
 def findings(folder: Path) -> list[str]:
-    """Rules of all findings, of all ranks."""
     ranks = read_recording(folder).ranks.values()
     return [found["rule"] for one in ranks for found in one.alarms]
 
@@ -248,6 +247,5 @@ def reshuffled(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_an_epoch_that_ends_by_chance_as_it_began_pads_nothing(tmp_path: Path) -> None:
-    """test_recorded_faults.py has one that pads."""
     minitrain.launch(reshuffled, 2, tmp_path)
     assert "padding" not in findings(tmp_path)

@@ -26,8 +26,6 @@ FIRST, HEAD = "first.weight", "head.weight"
 
 @dataclass(frozen=True)
 class Found:
-    """The first finding of the recorder."""
-
     rule: str
     step: int
     cause: str

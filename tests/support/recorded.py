@@ -61,7 +61,6 @@ class Normalized(nn.Module):
 
 
 def mean(own: Sequence[Tensors], rank: int, step: int) -> Tensors:
-    """Return the mean of the ranks' own gradients."""
     return {name: sum(one[name] for one in own) / len(own) for name in own[0]}  # type: ignore
 
 
@@ -96,8 +95,6 @@ def dealt(step: int, world_size: int, order: Tensor) -> list[Tensor]:
 
 @dataclass
 class Plan:
-    """A training; the defaults are correct."""
-
     world_size: int = 1
     steps: int = 24
     every: int = 10
@@ -238,13 +235,11 @@ def _row(
 
 
 def rows_of(folder: Path, rank: int = 0) -> list[dict[str, Any]]:
-    """Return all lines of a rank."""
     lines = (folder / f"rank-{rank}.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines]
 
 
 def write(folder: Path, rows: list[dict[str, Any]], rank: int = 0) -> None:
-    """Replace the lines of a rank."""
     text = "".join(json.dumps(row) + "\n" for row in rows)
     (folder / f"rank-{rank}.jsonl").write_text(text)
 

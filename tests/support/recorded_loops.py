@@ -16,8 +16,6 @@ NUM_STEPS = 8
 
 
 class Net(nn.Module):
-    """Model with dropout and batch norm."""
-
     def __init__(self, dropout: float = 0.1) -> None:
         super().__init__()
         self.first, self.norm = nn.Linear(6, 16), nn.BatchNorm1d(16)
@@ -37,7 +35,6 @@ def loss_of(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def steps_of(folder: Path, rank: int = 0, optimizer: int = 0) -> list[Row]:
-    """Return the recorded steps of a rank and an optimizer."""
     steps = read_recording(folder).ranks[rank].steps
     return [row for (number, _), row in steps.items() if number == optimizer]
 

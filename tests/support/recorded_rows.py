@@ -22,7 +22,6 @@ def random_tensors(seed: int) -> Tensors:
 
 
 def mean(many: Sequence[Tensors]) -> Tensors:
-    """Return the mean of the ranks' gradients."""
     return {name: sum(one[name] for one in many) / len(many) for name in SHAPES}
 
 
@@ -49,7 +48,6 @@ def rows_of(
 
 
 def with_changes(row: Row, rank: int, changes: Mapping[str, Any]) -> Row:
-    """``row`` with other values."""
     return row | {
         name: value(rank) if callable(value) else value
         for name, value in changes.items()
@@ -96,7 +94,6 @@ def _row(step: int, rank: int, own: Tensors, gradients: Tensors) -> Row:
 
 
 def headers(world_size: int, **changes: Any) -> list[Row]:
-    """The first lines of their recordings."""
     start = {name: digest(tensor) for name, tensor in random_tensors(1000).items()}
     row = {
         "kind": "recording",
