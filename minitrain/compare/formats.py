@@ -43,8 +43,8 @@ class Unread:
     read: Callable[[], Tensor]
 
 
-def loaded(entry: Tensor | Unread) -> Tensor:
-    """Return ``entry``, loaded if it is Unread. Raises UserError if it is damaged."""
+def loaded(entry: Any) -> Any:
+    """Return ``entry``: if Unread, its tensor. Raises UserError if that is damaged."""
     return entry.read() if isinstance(entry, Unread) else entry
 
 

@@ -75,15 +75,29 @@ def compare_states(a: State, b: State) -> Comparison:
     found = Comparison(
         objects=[f"{name} ({path})" for name, path in objects], said=aligned.said
     )
-    _compare_tensors(a, b, found)
-    for name in (name for name in a.values if name in b.values):
-        x, y = a.values[name], b.values[name]
-        found.num_values += 1
-        found.num_parts += name.endswith(PART)
-        if not _same_value(x, y):
-            found.values[name] = f"{x!r} against {y!r}"
-    only = [_only_here(mine, theirs) for mine, theirs in ((a, b), (b, a))]
-    both = [name for name in a.tensors if name in b.tensors]
+    ours, theirs = ({**state.tensors, **state.values} for state in (a, b))
+    both = [name for name in ours if name in theirs]
+    gaps: dict[str, Gap] = {}
+    for name in progress(both, "tensors", total=len(both)):
+        x, y = loaded(ours[name]), loaded(theirs[name])
+        if isinstance(x, Tensor) and isinstance(y, Tensor) and same_kind(x, y):
+            found.num_tensors += 1
+            found.num_elements += x.numel()
+            if not same_bits(x, y):
+                gaps[name] = tensor_gap(x, y)
+                found.first = found.first or _element(name, x, y, gaps[name])
+            elif count := num_nan(x):
+                found.nan[name] = count
+        elif isinstance(x, Tensor) or isinstance(y, Tensor):
+            found.unlike[name] = f"{_kind(x)} against {_kind(y)}"
+        else:
+            found.num_values += 1
+            found.num_parts += name.endswith(PART)
+            if not _same_value(x, y):
+                found.values[name] = f"{x!r} against {y!r}"
+    if gaps:
+        _measure(gaps, found)
+    only = [[n for n in x if n not in y] for x, y in ((ours, theirs), (theirs, ours))]
     found.aliases = _aliases(a, only[0], both) | _aliases(b, only[1], both)
     if all(aligned.left):
         # entries outside of both models cannot be matched: all are differences
@@ -96,53 +110,23 @@ def compare_states(a: State, b: State) -> Comparison:
     return found
 
 
-def _compare_tensors(a: State, b: State, found: Comparison) -> None:
-    both = [name for name in a.tensors if name in b.tensors]
-    ulps: list[int] = []
-    far: dict[str, float] = {}
-    for name in progress(both, "tensors", total=len(both)):
-        x, y = loaded(a.tensors[name]), loaded(b.tensors[name])
-        if not same_kind(x, y):
-            found.unlike[name] = f"{_kind(x)} against {_kind(y)}"
-            continue
-        found.num_tensors += 1
-        found.num_elements += x.numel()
-        if same_bits(x, y):
-            if count := num_nan(x):
-                found.nan[name] = count
-            continue
-        gap = tensor_gap(x, y)
-        found.num_different_tensors += 1
-        found.num_different_elements += gap.num_different
-        found.first = found.first or _element(name, x, y, gap)
-        if gap.max_ulp is None:
-            found.without_distance.append(name)
-        else:
-            ulps.append(gap.max_ulp)
-        if gap.max_abs_diff is not None:
-            far[name] = gap.max_abs_diff
-    if found.num_different_tensors:
-        found.max_ulp = max(ulps, default=None)
-        found.max_abs_diff_tensor = max(far, key=lambda name: far[name], default=None)
-        found.max_abs_diff = max(far.values(), default=None)
-    # a tensor in one state, another value in the other
-    for name in (name for name in a.tensors if name in b.values):
-        x, value = loaded(a.tensors[name]), b.values[name]
-        found.unlike[name] = f"{_kind(x)} against {_kind(value)}"
-    for name in (name for name in a.values if name in b.tensors):
-        value, y = a.values[name], loaded(b.tensors[name])
-        found.unlike[name] = f"{_kind(value)} against {_kind(y)}"
-
-
-def _only_here(mine: State, theirs: State) -> list[str]:
-    known = {*theirs.tensors, *theirs.values}
-    return [name for name in (*mine.tensors, *mine.values) if name not in known]
+def _measure(gaps: dict[str, Gap], found: Comparison) -> None:
+    # count the tensors that differ, and find the largest distances
+    found.num_different_tensors = len(gaps)
+    found.num_different_elements = sum(gap.num_different for gap in gaps.values())
+    ulps = {n: gap.max_ulp for n, gap in gaps.items() if gap.max_ulp is not None}
+    far = {n: g.max_abs_diff for n, g in gaps.items() if g.max_abs_diff is not None}
+    found.without_distance = [name for name in gaps if name not in ulps]
+    found.max_ulp = max(ulps.values(), default=None)
+    found.max_abs_diff_tensor = max(far, key=lambda name: far[name], default=None)
+    found.max_abs_diff = max(far.values(), default=None)
 
 
 def _aliases(state: State, names: list[str], both: list[str]) -> dict[str, str]:
     # some formats keep only one name of tied weights
     own = [name for name in names if name in state.tensors]
-    places = {_place(state, name): name for name in both} if own else {}
+    tied = [name for name in both if name in state.tensors] if own else []
+    places = {_place(state, name): name for name in tied}
     found = {name: places.get(_place(state, name)) for name in own}
     return {name: same for name, same in found.items() if same is not None}
 
@@ -222,22 +206,22 @@ def compare_folders(a: Path, b: Path) -> FoldersCompared:
     parts = [dict(_parts(folder, folder)) for folder in (a, b)]
     ours, theirs = ({*found} for found in parts)
     large = [[name for name, is_large in found.items() if is_large] for found in parts]
-    found = FoldersCompared()
+    pairs = {name: (a / name, b / name) for name in sorted(ours & theirs)}
     if large[0] != large[1] and len(large[0]) == len(large[1]) == 1:
-        states = [read_state(f / n[0]) for f, n in zip((a, b), large, strict=True)]
-        found.states[f"{large[0][0]}, {large[1][0]}"] = compare_states(*states)
-        ours, theirs = ours - {*large[0]}, theirs - {*large[1]}
+        (mine,), (other,) = large
+        pairs = {f"{mine}, {other}": (a / mine, b / other)} | pairs
+        ours, theirs = ours - {mine}, theirs - {other}
+    found = FoldersCompared()
     found.only_in_a, found.only_in_b = sorted(ours - theirs), sorted(theirs - ours)
-    for name in sorted(ours & theirs):
+    for name, paths in pairs.items():
         try:
-            states = [read_state(folder / name) for folder in (a, b)]
-            found.states[name] = compare_states(*states)
+            found.states[name] = compare_states(*map(read_state, paths))
         except UserError:
-            if any(name in names for names in large):
-                # its bytes are in other files
+            # the bytes of a large state are in other files
+            if any(of.get(name, True) for of in parts):
                 raise
             # a configuration, or a random state that needs code to be read
-            x, y = (require_regular(folder / name) for folder in (a, b))
+            x, y = map(require_regular, paths)
             found.files[name] = filecmp.cmp(x, y, shallow=False)
     if not found.states:
         raise UserError(f"{a}: no training run, and holds no state that {b} has too")
