@@ -33,7 +33,7 @@ from minitrain.compare.run_tolerance import (
 from minitrain.compare.state_diff import Comparison, compare_states
 from minitrain.compare.states import read_state
 from minitrain.core.errors import UserError
-from minitrain.core.files import read_jsonl, require_regular
+from minitrain.core.files import each_row, reading, require_regular
 from minitrain.proof.bits import Rung, ranks_rung
 from minitrain.proof.ulp import same_kind
 from minitrain.train.step_record import load_tensors, sha256_tensor
@@ -224,17 +224,17 @@ def _compare_by_tolerance(a: TrainingRun, b: TrainingRun, found: RunsCompared) -
     final = states[0][0], states[1][0]
     found.rungs = rungs_between(a.sampled, b.sampled, final, since)
     found.is_coarse = is_coarse(a.sampled, b.sampled, since)
-    verdicts = {name: rung.verdict for name, rung in found.rungs.items()}
-    if first == (0, What.GRADIENTS) and "breach" in verdicts.values():
+    broken = [n for n, rung in found.rungs.items() if rung.verdict == "breach"]
+    may_be_rounding = found.by_design or not broken or GRADIENTS in broken
+    if first == (0, What.GRADIENTS) and not may_be_rounding:
+        # rounding of the gradients does not explain the first step
         ours, theirs = _step(a.sampled), _step(b.sampled)
-        if verdicts[GRADIENTS] != "breach" and not found.by_design:
-            # rounding of the gradients does not explain the first step
-            cause = _most_precise(
-                cause_in_step(ours, theirs, a.world_size, "A", ROUNDING),
-                cause_in_step(theirs, ours, b.world_size, "B", ROUNDING),
-            )
-            if cause != UNKNOWN:
-                found.first = Difference(0, What.PARAMETERS, cause)
+        cause = _most_precise(
+            cause_in_step(ours, theirs, a.world_size, "A", ROUNDING),
+            cause_in_step(theirs, ours, b.world_size, "B", ROUNDING),
+        )
+        if cause != UNKNOWN:
+            found.first = Difference(0, What.PARAMETERS, cause)
 
 
 def _unlike_ranks(run: TrainingRun, states: list[Mapping[str, Tensor]]) -> str:
@@ -290,11 +290,11 @@ def _step(sampled: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
 
 
 def _read(folder: Path) -> TrainingRun:
-    path = folder / HASHES
     entries: dict[tuple[str, int, int], Any] = {}
     ranks, designed = {0}, None
-    try:
-        for row in read_jsonl(require_regular(path)):
+    path = folder / HASHES
+    with reading(path):
+        for row in each_row(path, "kind"):
             kind, rank = row["kind"], row.get("rank", -1)
             if kind in (BATCH, TENSORS):
                 # these expressions raise if a value is missing or of a wrong type
@@ -310,19 +310,11 @@ def _read(folder: Path) -> TrainingRun:
                 designed = why(Cause.DRAWN)
             elif kind == FORWARD and row["changes_buffers"]:
                 designed = designed or why(Cause.BATCH_NORM)
-        world_size = 1 + max(ranks)
-    except FileNotFoundError:
-        raise UserError(f"{folder}: is no training run, it has no {HASHES}") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path}: not the hashes of a run: {error}") from None
     path = folder / LOSSES
     if path.exists():
-        try:
-            with open(require_regular(path), encoding="utf-8", newline="") as file:
-                losses = {int(row["step"]): row["loss"] for row in csv.DictReader(file)}
+        with reading(path), open(require_regular(path), encoding="utf-8") as file:
+            losses = {int(row["step"]): row["loss"] for row in csv.DictReader(file)}
             [*map(float, losses.values())]
-        except (ValueError, KeyError, TypeError, csv.Error) as error:
-            raise UserError(f"{path}: not the losses of a run: {error}") from None
         entries |= {(LOSS, step, -1): loss for step, loss in losses.items()}
     for path in sorted((folder / "states").glob("state-rank-*.pt")):
         rank = path.stem.removeprefix("state-rank-")
@@ -330,24 +322,22 @@ def _read(folder: Path) -> TrainingRun:
             entries[STATE, -1, int(rank)] = path
     path = folder / SAMPLED
     sampled = load_tensors(path) if path.exists() else {}
-    _require_recorded(path, sampled, entries)
-    return TrainingRun(entries, world_size, designed, sampled)
+    with reading(path):
+        _require_recorded(sampled, entries)
+    return TrainingRun(entries, 1 + max(ranks), designed, sampled)
 
 
-def _require_recorded(path: Path, sampled: Any, entries: Entries) -> None:
-    try:
-        for full, tensor in sampled.items():
-            step, kind, name = full.split("/", 2)
-            after = sampled.get(f"{step}/after/{name}", tensor)
-            if not (isinstance(tensor, Tensor) and same_kind(tensor, after)):
-                raise ValueError(full)
-            if kind in HASHED and step.isdecimal():
-                row = entries[TENSORS, int(step), 0]
-                if sha256_tensor(tensor) != row[HASHED[kind]][name]:
-                    raise ValueError(full)
-    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
-        fits = f"tensors by STEP/KIND/NAME, with the hashes in {HASHES}"
-        raise UserError(f"{path}: must have {fits}: {error}") from None
+def _require_recorded(sampled: Any, entries: Entries) -> None:
+    # the tensors are by STEP/KIND/NAME, and have the hashes that are recorded
+    for full, tensor in sampled.items():
+        step, kind, name = full.split("/", 2)
+        after = sampled.get(f"{step}/after/{name}", tensor)
+        fits = isinstance(tensor, Tensor) and same_kind(tensor, after)
+        if fits and kind in HASHED and step.isdecimal():
+            recorded = entries[TENSORS, int(step), 0][HASHED[kind]]
+            fits = sha256_tensor(tensor) == recorded[name]
+        if not fits:
+            raise ValueError(f"tensor {full} is not the recorded one")
 
 
 def _only(mine: TrainingRun, other: TrainingRun) -> list[str]:
