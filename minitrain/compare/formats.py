@@ -215,31 +215,21 @@ def _torch(path: Path) -> object:
             raise UserError(f"{path}: the file is empty")
     # the format before torch 1.6 cannot be mapped
     mapped = zipfile.is_zipfile(path)
-    load = partial(torch.load, path, map_location="cpu", weights_only=True, mmap=mapped)
+    unsafe = torch.serialization.get_unsafe_globals_in_checkpoint
     try:
-        try:
-            return load()
-        except Exception as error:
-            if mapped and _needed(str(error)):
-                names = torch.serialization.get_unsafe_globals_in_checkpoint(path)
-                known = [(_stand_in(name), name) for name in names]
-                with torch.serialization.safe_globals([*known]):
-                    return load()
-            if "must be imported to load DTensors" not in str(error):
-                raise
-        import_module("torch.distributed.tensor")
-        return load()
+        names = unsafe(path) if mapped else []
+        if "torch.distributed.tensor.DTensor" in names:
+            # torch.load knows DTensors after this import
+            import_module("torch.distributed.tensor")
+            names = unsafe(path)
+        with torch.serialization.safe_globals([(_stand_in(n), n) for n in names]):
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except Exception as error:
         # a damaged stream may raise anything
         reason = "not a whole state file: torch.load cannot read it"
-        if needed := _needed(str(error)):
+        if needed := re.search(r"\bGLOBAL ([\w.]+)", str(error)):
             reason = f"needs code to be read ({needed[1]}), so it is refused"
         raise UserError(f"{path}: {reason}") from None
-
-
-def _needed(message: str) -> re.Match[str] | None:
-    # the class or function that torch.load refuses
-    return re.search(r"\bGLOBAL ([\w.]+)", message)
 
 
 class _Metadata(pickle.Unpickler):
@@ -257,9 +247,7 @@ def _distcp(folder: Path) -> Iterator[Entry]:
     content = require_regular(folder / METADATA, MOST_OF_METADATA).read_bytes()
     try:
         metadata = _Metadata(io.BytesIO(content)).load()
-        stored = {
-            str(name): what for name, what in metadata.state_dict_metadata.items()
-        }
+        stored = {str(n): what for n, what in metadata.state_dict_metadata.items()}
         where = {
             (key.fqn, getattr(key, "offset", None)): info
             for key, info in metadata.storage_data.items()
@@ -270,49 +258,40 @@ def _distcp(folder: Path) -> Iterator[Entry]:
             f"{folder}: not a whole checkpoint of torch.distributed.checkpoint"
         ) from None
     for name, what in stored.items():
-        if hasattr(what, "chunks"):
-            yield name, Unread(partial(_assembled, folder, where, name, what))
-        else:
-            yield name, _piece(folder, where, name, None)
+        read = partial(_stored, folder, where, name, what)
+        yield name, Unread(read) if hasattr(what, "chunks") else read()
 
 
-def _assembled(folder: Path, where: Mapping[Any, Any], name: str, what: Any) -> Tensor:
+def _stored(folder: Path, where: Mapping[Any, Any], name: str, what: Any) -> Any:
+    # the value of an entry, or its tensor, which is put together from its pieces
     try:
+        if not hasattr(what, "chunks"):
+            return _piece(folder, where[name, None])
         # the properties are pickled as a tuple that begins with the dtype
         whole = torch.empty(tuple(what.size), dtype=what.properties.held[-1][0])
-        there = torch.zeros(whole.shape, dtype=torch.bool)
+        lacking = torch.ones(whole.shape, dtype=torch.bool)
         for chunk in what.chunks:
-            piece = _piece(folder, where, name, tuple(chunk.offsets))
+            piece = _piece(folder, where[name, tuple(chunk.offsets)])
             corner = zip(chunk.offsets, chunk.sizes, strict=True)
             box = tuple(slice(start, start + size) for start, size in corner)
             fits = (whole[box].shape, whole.dtype) == (piece.shape, piece.dtype)
-            if not fits or there[box].any():
+            if not fits or not lacking[box].all():
                 raise ValueError("another shape or dtype, or pieces that overlap")
-            whole[box], there[box] = piece, True
-    except (AttributeError, TypeError, IndexError, RuntimeError, ValueError):
-        raise _damaged(folder, name) from None
-    if not there.all():
-        raise UserError(
-            f"{folder}: the pieces of tensor {name} are not the whole of it"
-        )
-    return whole
-
-
-def _piece(folder: Path, where: Mapping[Any, Any], name: str, offsets: Any) -> Any:
-    try:
-        info = where[name, offsets]
-        file = folder / info.relative_path
-        if file.parent != folder:
-            raise ValueError("a file outside of the checkpoint")
-        with require_regular(file).open("rb") as stream:
-            stream.seek(info.offset)
-            content = stream.read(info.length)
-        return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+            whole[box], lacking[box] = piece, False
+        if lacking.any():
+            raise ValueError("the pieces are not the whole of it")
+        return whole
     except Exception:
-        raise _damaged(folder, name) from None
+        raise UserError(
+            f"{folder}: cannot read {name} of it: damaged, or it needs code to be read"
+        ) from None
 
 
-def _damaged(folder: Path, name: str) -> UserError:
-    return UserError(
-        f"{folder}: cannot read {name} of it: damaged, or it needs code to be read"
-    )
+def _piece(folder: Path, info: Any) -> Any:
+    file = folder / info.relative_path
+    if file.parent != folder:
+        raise ValueError("a file outside of the checkpoint")
+    with require_regular(file).open("rb") as stream:
+        stream.seek(info.offset)
+        content = stream.read(info.length)
+    return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)

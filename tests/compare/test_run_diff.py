@@ -292,7 +292,7 @@ def stale_state(folder: Path) -> None:
         nudge(folder / f"states/state-rank-{rank}.pt")
 
 
-ONES, BY_NAME = torch.ones(WIDTH), "must have tensors by STEP/KIND/NAME"
+ONES = torch.ones(WIDTH)
 ROW_0, ROW_1 = ({"kind": "tensors", "rank": rank, "step": 2} for rank in range(2))
 
 
