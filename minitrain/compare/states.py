@@ -41,7 +41,7 @@ class State:
     ``objects``: class paths of Python objects, which are not unpickled.
     """
 
-    tensors: Mapping[str, Tensor | Unread]
+    tensors: Mapping[str, Tensor | Unread[Tensor]]
     values: Mapping[str, object] = field(default_factory=dict)
     objects: Mapping[str, str] = field(default_factory=dict)
 
@@ -49,15 +49,15 @@ class State:
         """Return the state with names ``rename(name)``, without entries that get None;
         the state itself if two names would be equal.
         """
-        pairs = [(rename(name), name) for name in (*self.tensors, *self.values)]
-        names = {new: name for new, name in pairs if new is not None}
-        if len(names) < sum(new is not None for new, _ in pairs):
+        tensors = [(rename(name), of) for name, of in self.tensors.items()]
+        values = [(rename(name), of) for name, of in self.values.items()]
+        names = [name for name, _ in (*tensors, *values) if name is not None]
+        if len({*names}) < len(names):
             return self
-        tensors, values = self.tensors, self.values
         return replace(
             self,
-            tensors={new: tensors[n] for new, n in names.items() if n in tensors},
-            values={new: values[n] for new, n in names.items() if n in values},
+            tensors={name: of for name, of in tensors if name is not None},
+            values={name: of for name, of in values if name is not None},
         )
 
 
@@ -68,7 +68,7 @@ def read_state(path: Path) -> State:
         UserError: it is empty, truncated, of an unknown format, needs code to be read,
             or has a tensor that is sparse, quantized, nested or on the meta device.
     """
-    tensors: dict[str, Tensor | Unread] = {}
+    tensors: dict[str, Tensor | Unread[Tensor]] = {}
     values: dict[str, object] = {}
     objects: dict[str, str] = {}
     try:
