@@ -131,10 +131,11 @@ def find(written: str, option: str) -> Any:
     return OfFile(path, name) if path.suffix == ".py" and callable(named) else named
 
 
-def called(batches: Any, written: str) -> Any:
-    """Return ``batches``, or if it is callable the result of calling it. If that fails,
-    raises a UserError that quotes ``--batches written``.
+def find_batches(written: str) -> Any:
+    """Return the object that ``written`` names, or if it is callable the result of
+    calling it. If that fails, raises a UserError that quotes ``--batches written``.
     """
+    batches = find(written, "--batches")
     try:
         return batches() if callable(batches) else batches
     except (Exception, SystemExit) as error:

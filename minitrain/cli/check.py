@@ -53,11 +53,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="FILE.py:NAME of global batches: a list, a DataLoader, or a function",
     )
-    for name, what in (
-        ("loss", "(model, batch), a mean"),
-        ("count", "(batch): targets"),
-    ):
-        add(f"--{name}", metavar="NAME", help=f"FILE.py:NAME of {name}{what}")
+    what = "FILE.py:NAME of loss(model, batch), a mean"
+    add("--loss", metavar="NAME", help=what)
+    what = "FILE.py:NAME of count(batch): targets"
+    add("--count", metavar="NAME", help=what)
     add("--world-size", type=int, default=2, metavar="W", help="processes (2)")
     what = "a strategy, all of them, or package.module:Class (ddp)"
     strategies = Names([ALL, *STRATEGIES])
@@ -76,7 +75,11 @@ def answer(options: argparse.Namespace) -> Answer:
     begun = time.monotonic()
     try:
         given, shortened = _given(options)
-        note(_announced(options, given["steps"]))
+        ranks = plural(options.world_size, "process", "processes")
+        steps = f"training {plural(given['steps'], 'step')} with {ranks}"
+        every = f": {len(STRATEGIES)} strategies, one after the other"
+        every = every if options.sync == ALL else ""
+        note(f"{steps}, and again with one; a witness computes in float64{every} ...")
         ladders, refused, failed = _climb(options.sync, given)
     except UserError as error:
         lines = [_by_option(line, options) for line in lines_of(error)]
@@ -148,41 +151,21 @@ def _climb(
     return ladders, refused, failed
 
 
-def _announced(options: argparse.Namespace, steps: int) -> str:
-    # announce the check, which takes seconds to minutes
-    ranks = plural(options.world_size, "process", "processes")
-    text = (
-        f"training {plural(steps, 'step')} with {ranks}, and again with one; a witness "
-        "computes in float64"
-    )
-    if options.sync == ALL:
-        text += f": {len(STRATEGIES)} strategies, one after the other"
-    return f"{text} ..."
-
-
 def _given(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     # return arguments of check_data_parallel, and how its text was shortened, if it was
-    from minitrain.check.inputs import (
-        STEPS,
-        called,
-        find,
-        find_factory,
-        reading_for,
-        text_batches,
-    )
+    from minitrain.check import inputs
 
     arguments = dict(map(_argument, options.arg))
-    factory, block_size = find_factory(options.model, arguments)
-    functions = {
-        name: find(getattr(options, name), f"--{name}")
-        for name in ("loss", "count")
-        if getattr(options, name)
-    }
+    factory, block_size = inputs.find_factory(options.model, arguments)
+    copied = ("world_size", "optimizer", "precision", "timeout_s")
+    given = {"factory": factory, **{name: vars(options)[name] for name in copied}}
+    for name in ("loss", "count"):
+        if written := vars(options)[name]:
+            given[name] = inputs.find(written, f"--{name}")
     shortened = ""
     if options.batches:
-        found = find(options.batches, "--batches")
-        batches = called(found, options.batches)
-        steps = STEPS if options.steps is None else options.steps
+        batches = inputs.find_batches(options.batches)
+        steps = inputs.STEPS if options.steps is None else options.steps
     else:
         text = options.text or Path(options.model.rpartition(":")[0])
         if not text.is_file():
@@ -190,13 +173,10 @@ def _given(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
         size = options.batch_size
         if size < 1:
             raise UserError(f"--batch-size = {size}: must be 1 or more")
-        steps, longest, shortened = reading_for(factory, size, options.steps)
+        steps, longest, shortened = inputs.reading_for(factory, size, options.steps)
         longest = min(longest, block_size or longest)
-        batches = text_batches(text, size, steps, longest)
-    copied = ("world_size", "optimizer", "precision", "timeout_s")
-    given = {name: getattr(options, name) for name in copied}
-    given |= {"factory": factory, "steps": steps, "batches": batches}
-    return given | functions, shortened
+        batches = inputs.text_batches(text, size, steps, longest)
+    return given | {"steps": steps, "batches": batches}, shortened
 
 
 def _argument(written: str) -> tuple[str, Any]:
