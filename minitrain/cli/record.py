@@ -46,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--timeout",
+        dest="timeout_s",
         type=float,
         default=30.0,
         metavar="S",
@@ -73,21 +74,16 @@ def answer(options: argparse.Namespace) -> Answer:
     if options.every < 1:
         raise UserError(f"--every = {options.every}: must be at least 1")
     # NaN is not above 0, either
-    if not options.timeout > 0:
-        raise UserError(f"--timeout = {options.timeout:g}: must be above 0")
+    if not options.timeout_s > 0:
+        raise UserError(f"--timeout = {options.timeout_s:g}: must be above 0")
     # the folder, or the one in which it is made
     place = next(p for p in (folder, *folder.parents) if os.path.exists(p))
     if not (place.is_dir() and os.access(place, os.W_OK | os.X_OK)):
         raise UserError(f"{place}: must be a folder with write permission")
     if place == folder and is_recording(folder):
         raise UserError(f"{options.folder}: has a recording; name another folder")
-    settings = {
-        "folder": str(folder),
-        "every": options.every,
-        "on_alarm": options.on_alarm,
-        "timeout_s": options.timeout,
-        "modules": options.modules,
-    }
+    copied = ("every", "on_alarm", "timeout_s", "modules")
+    settings = {"folder": str(folder), **{n: vars(options)[n] for n in copied}}
     paths = [STARTUP, *filter(None, [os.environ.get("PYTHONPATH")])]
     added = {SETTINGS: json.dumps(settings), "PYTHONPATH": os.pathsep.join(paths)}
     os.execvpe(command[0], command, {**os.environ, **added})

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from minitrain.cli.command import Answer
 from minitrain.core.printable import as_lines
 from minitrain.recording.alarm import in_ranks
 from minitrain.report.numbers import ms, percent, plural
@@ -40,8 +41,9 @@ PARTS = {
 
 def compared(
     a: Path, b: Path, twin: Path | None = None, start: int | None = None
-) -> tuple[bool, dict[str, Any], str]:
-    """Compare two recordings.
+) -> Answer:
+    """Compare two recordings; ``ok`` if they are the same computation. Times are
+    reported but do not affect the verdict.
 
     Args:
         a: Folder of recording A.
@@ -49,10 +51,6 @@ def compared(
         twin: Recording of A from weights one rounding unit away (MINITRAIN_TWIN=1),
             which shows how rounding grows.
         start: The step of A at which B starts.
-
-    Returns:
-        True for the same computation, the facts for JSON, and the lines for a terminal.
-        Times are reported but do not affect the verdict.
     """
     from minitrain.compare.recordings import compare_recordings
     from minitrain.recording.times import compare_times, read_times
@@ -63,10 +61,11 @@ def compared(
     is_enough = all(one is not None and one.num_timed >= 3 for one in both)
     times = compare_times(*both) if is_enough else None
     page = page_on(None if found.same else found.first)
-    more = {"page": page, "times": times and asdict(times)}
+    facts = recordings_as_facts(found)
+    facts |= {"page": page, "times": times and asdict(times)}
     lines = [recordings_in_words(found), *([f"see {page}"] if page else [])]
     lines += [times_compared(times)] if times else []
-    return found.same, recordings_as_facts(found) | more, "\n".join(lines)
+    return Answer(found.same, facts, "\n".join(lines))
 
 
 def page_on(first: "Difference | None") -> str | None:
@@ -88,12 +87,9 @@ def recordings_in_words(found: "RecordingsCompared") -> str:
     lines += [line for line in found.unseen if line not in verdict]
     lines += only_in_words(found.only_in_a, found.only_in_b)
     lines.append(strip(found.steps))
-    lines += _within(
-        {
-            side: [line for line in of if line not in found.severe[side]]
-            for side, of in found.alarms.items()
-        }
-    )
+    severe = found.severe
+    notes = {x: [n for n in of if n not in severe[x]] for x, of in found.alarms.items()}
+    lines += _within(notes)
     of = found.resumed
     resumed = [f"{of.side} resumes {of.other} at step {of.step}"] if of else []
     lines += [f"expected difference: {line}" for line in (*resumed, *found.asides)]

@@ -59,11 +59,11 @@ def answer(options: argparse.Namespace) -> Answer:
     ok = not any(one["alarms"] for one in shown)
     lines: list[str] = []
     if len(shown) == 2:
-        same, of_both, text = compared(*folders)
-        lines = text.split("\n")
-        paragraphs.append(text)
-        facts = {"recordings": shown, "compared": of_both}
-        ok = ok and same
+        both = compared(*folders)
+        lines = both.text.split("\n")
+        paragraphs.append(both.text)
+        facts = {"recordings": shown, "compared": both.facts}
+        ok = ok and both.ok
     if options.html:
         _write_page(shown, lines, options.html)
         paragraphs.append(f"written to {options.html}")
@@ -200,11 +200,8 @@ def _losses(shown: Sequence[dict[str, Any]]) -> dict[str, Any]:
         finite = [(step, loss) for step, loss in points if isfinite(loss)]
         if finite:
             curves.append({"folder": one["folder"], "points": finite})
-    steps, losses = (
-        [point[axis] for curve in curves for point in curve["points"]]
-        for axis in (0, 1)
-    )
     if not curves:
         return {"curves": []}
+    steps, losses = zip(*(p for curve in curves for p in curve["points"]), strict=True)
     first, last, low, high = min(steps), max(steps), min(losses), max(losses)
     return {"curves": curves, "first": first, "last": last, "low": low, "high": high}

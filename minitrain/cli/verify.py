@@ -52,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--from",
+        dest="start",
         type=int,
         metavar="K",
         help="of recordings: B starts at step K of A (default: by its parameters)",
@@ -73,10 +74,15 @@ def answer(options: argparse.Namespace) -> Answer:
     kind, other = _kind(a), _kind(b)
     if kind != other and not (is_state(a) and is_state(b)):
         raise UserError(f"{b}: is {other}; {a} is {kind}, so it must be one too")
+    start = options.start
     if kind == RECORDING:
-        return _answer_for_recordings(options)
-    if extra := [n for n in ("twin", "from") if vars(options)[n] is not None]:
-        raise UserError(f"--{extra[0]}: is for two recordings, and {a} is {kind}")
+        if start is not None and (start < 0 or options.twin):
+            allowed = "at least 0, a step of A at which B starts, and without --twin"
+            raise UserError(f"--from = {start}: must be {allowed}")
+        return compared(a, b, options.twin, start)
+    if options.twin or start is not None:
+        extra = "twin" if options.twin else "from"
+        raise UserError(f"--{extra}: is for two recordings, and {a} is {kind}")
     if kind == RUN:
         return _answer_for_runs(a, b)
     if a.is_dir() and b.is_dir():
@@ -116,14 +122,6 @@ def _answer_for_runs(a: Path, b: Path) -> Answer:
         "page": page_on(found.first if found.first_decides else None),
     }
     return Answer(found.same, facts, runs_in_words(found))
-
-
-def _answer_for_recordings(options: argparse.Namespace) -> Answer:
-    twin, start = options.twin, vars(options)["from"]
-    if start is not None and (start < 0 or twin):
-        allowed = "at least 0, a step of A at which B starts, and without --twin"
-        raise UserError(f"--from = {start}: must be {allowed}")
-    return Answer(*compared(options.a, options.b, twin, start))
 
 
 def runs_in_words(found: "RunsCompared") -> str:
