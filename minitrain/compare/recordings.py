@@ -11,17 +11,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+from minitrain.compare import coverage
 from minitrain.compare.align import places_of
 from minitrain.compare.comparer import Comparer, StepCompared
-from minitrain.compare.coverage import (
-    asides_of,
-    broken_in,
-    models_unlike,
-    only_in,
-    read_twin,
-    start_unlike,
-    unseen_in,
-)
 from minitrain.compare.difference import Difference
 from minitrain.compare.modules import ModulesCompared, compare_modules
 from minitrain.compare.resume import Resumed, resumed_in
@@ -81,7 +73,7 @@ def compare_recordings(
     """
     ours, theirs = read_recording(a), read_recording(b)
     alarms = {"A": alarms_in(ours), "B": alarms_in(theirs)}
-    of_twin = None if twin is None else read_twin(ours, twin)
+    of_twin = None if twin is None else coverage.read_twin(ours, twin)
     resumed = None if of_twin else resumed_in(ours, theirs, start)
     if resumed:
         ours, theirs = resumed.a, resumed.b
@@ -92,14 +84,17 @@ def compare_recordings(
     # each optimizer has a trajectory of its own
     comparers = {p.optimizer: Comparer(len(versions) == 1, resumed) for p in places}
     steps = [comparers[p.optimizer].compare(p) for p in progress(places, "steps")]
-    unseen = unseen_in(ours, theirs, places)
-    broken = [*broken_in("A", ours, theirs), *broken_in("B", theirs, ours)]
-    only = only_in(ours, theirs), only_in(theirs, ours)
-    start_at = start_unlike(ours, theirs, steps[0])
+    unseen = coverage.unseen_in(ours, theirs, places)
+    broken = [
+        *coverage.broken_in("A", ours, theirs),
+        *coverage.broken_in("B", theirs, ours),
+    ]
+    only = coverage.only_in(ours, theirs), coverage.only_in(theirs, ours)
+    start_at = coverage.start_unlike(ours, theirs, steps[0])
     # steps after an open start decide nothing
     is_open = start_at is not None and not start_at.sure
     steps = [replace(s, mark="?", first=None) if is_open else s for s in steps]
-    model = models_unlike(ours, theirs)
+    model = coverage.models_unlike(ours, theirs)
     found = [one for one in (model, start_at, *(s.first for s in steps)) if one]
     sure = next((one for one in found if one.sure), None)
     last = sure.step if sure else math.inf
@@ -124,7 +119,7 @@ def compare_recordings(
         only_in_b=only[1],
         broken=broken,
         unseen=unseen,
-        asides=asides_of(ours, theirs, steps),
+        asides=coverage.asides_of(ours, theirs, steps),
         resumed=resumed,
         alarms={side: [*lines] for side, lines in alarms.items()},
         severe={side: [*filter(of.get, of)] for side, of in alarms.items()},
@@ -136,16 +131,10 @@ def _nothing_in_common(a: Path, b: Path, resumed: Resumed | None) -> UserError:
     if resumed is None:
         return UserError(f"{a}: has no recorded step in common with {b}")
     late, straight = (b, a) if resumed.side == "B" else (a, b)
-    one = next(iter(resumed.whole.ranks.values()))
-    # a run may go on after its last recorded step: its end counts all steps
-    counts = [step + 1 for number, step in one.steps if number == 0]
-    last = max([*counts, (one.end or {"steps": {}})["steps"].get("0", 0)]) - 1
-    if one.end and resumed.step > last:
-        return UserError(
-            f"{late}: starts at step {resumed.step} of {straight}, which ends after "
-            f"step {last}, so no step is in both"
-        )
+    steps = next(iter(resumed.whole.ranks.values())).steps
+    last = max(step for number, step in steps if number == 0)
     return UserError(
-        f"{late}: starts at step {resumed.step} of {straight}, and no step from there "
-        "on is in both; record with every=1, or resume at a multiple of every"
+        f"{late}: starts at step {resumed.step} of {straight}, whose last recorded "
+        f"step is {last}, and no step from there on is in both; record with every=1, "
+        "or resume at a multiple of every"
     )
