@@ -61,20 +61,21 @@ def _compare(place: StepPair) -> ModulesCompared | None:
     same = place.same_size and all(a["inputs"] == b["inputs"] for a, b in rows)
     if not (same and all(a and b for a, b in calls)):
         return None
-    apart = [{c: _apart(*both, c, "outputs") for c in both[0]} for both in calls]
-    # without outputs that could not be read
-    apart = [{c: far for c, far in of.items() if not isnan(far)} for of in apart]
-    shares: dict[Call, float] = {}
-    for of in apart:
-        shares |= {c: max(share, shares.get(c, 0.0)) for c, share in of.items()}
+    # shares by pair of ranks, without outputs that could not be read
+    apart: dict[Call, dict[int, float]] = {}
+    for pair, both in enumerate(calls):
+        for call in both[0]:
+            share = _apart(*both, call, "outputs")
+            if not isnan(share):
+                apart.setdefault(call, {})[pair] = share
+    shares = {call: max(of.values()) for call, of in apart.items()}
     limit = place.limits.linear
-    beyond = [c for c, share in shares.items() if share > limit]
     # without one beyond rounding, any bit counts
-    limit = limit if beyond else 0.0
+    limit = limit if max(shares.values(), default=0.0) > limit else 0.0
     first = next((c for c, share in shares.items() if share > limit), None)
     if first is None:
         return ModulesCompared(place.step, len(shares))
-    unlike = [n for n, of in enumerate(apart) if of.get(first, 0.0) > limit]
+    unlike = [pair for pair, share in apart[first].items() if share > limit]
     both, (a, b) = calls[unlike[0]], rows[unlike[0]]
     inputs = {c: _apart(*both, c, "inputs") for c in both[0]}
     same_inputs = [c for c, far in inputs.items() if far <= limit]
