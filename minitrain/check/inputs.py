@@ -19,13 +19,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from minitrain.check.arguments import described
 from minitrain.check.trial import alone
+from minitrain.core import files
 from minitrain.core.errors import UserError, did_you_mean
-from minitrain.core.files import (
-    MOST_OF_INDEX,
-    MOST_OF_RECORDING,
-    nearest_file,
-    require_regular,
-)
 from minitrain.core.params import Model
 from minitrain.core.schema import Section, load, validated
 from minitrain.data.batches import IGNORE_INDEX
@@ -115,7 +110,7 @@ def find(written: str, option: str) -> Any:
         raise UserError(f"{start} must be FILE.py:NAME or module:NAME")
     path = Path(place).absolute()
     if path.suffix == ".py" and not path.exists():
-        raise UserError(f"{start} no file {place}{nearest_file(Path(place))}")
+        raise UserError(f"{start} no file {place}{files.nearest_file(Path(place))}")
     try:
         if path.suffix != ".py":
             found = importlib.import_module(place)
@@ -145,7 +140,7 @@ def find_batches(written: str) -> Any:
 @cache
 def _load(path: Path) -> ModuleType:
     # read first, for the operating system's error if it cannot be opened
-    require_regular(path, MOST_OF_INDEX).read_bytes()
+    files.require_regular(path, files.MOST_OF_INDEX).read_bytes()
     module = execute(path)
     # a rank cannot import it by this name, but gets batches of a type that it defines
     cloudpickle.register_pickle_by_value(module)
@@ -198,7 +193,7 @@ def text_batches(
     padded labels are -100. Lines are cut to at most ``longest`` bytes, or up to three
     fewer. Lines of fewer than two bytes are skipped; UserError if no others are there.
     """
-    text = require_regular(file, MOST_OF_RECORDING).read_bytes()
+    text = files.require_regular(file, files.MOST_OF_RECORDING).read_bytes()
     lines = [line for line in text.splitlines() if len(line) > 1]
     if not lines:
         raise UserError(f"{file}: has no line of two bytes")

@@ -6,23 +6,13 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from minitrain.compare import step_causes
 from minitrain.compare.align import RowsByRank, StepPair, same_samples, samples
 from minitrain.compare.difference import Cause, Difference, What, Why, why
 from minitrain.compare.distances import Distance, distance
 from minitrain.compare.gradient_causes import cause_in_gradients
 from minitrain.compare.resume import Resumed, cause_of, scale_unlike
-from minitrain.compare.step_causes import (
-    also_unlike,
-    at,
-    buffers_unlike,
-    cause_in_data,
-    drift_of,
-    rates_unlike,
-    rest_is_equal,
-    settings_unlike,
-    state_unlike,
-    still_in_one,
-)
+from minitrain.compare.step_causes import at
 from minitrain.recording.alarm import Row
 from minitrain.recording.sketches import common, is_finite
 
@@ -73,7 +63,9 @@ class Comparer:
         place = place if place.same_size else _averaged(place)
         gradients = distance(place, What.GRADIENTS, self.noise)
         parameters = distance(place, What.PARAMETERS, self.noise)
-        equal = gradients.equal and parameters.equal and rest_is_equal(place)
+        equal = (
+            gradients.equal and parameters.equal and step_causes.rest_is_equal(place)
+        )
         found = [one for one in self._unlike(place, gradients, parameters) if one]
         first = next((one for one in found if one.sure), found[0] if found else None)
         mark = "=" if equal else "~"
@@ -103,7 +95,7 @@ class Comparer:
         here = consecutive or parameters.within
         # in causal order: each difference explains the ones after it
         yield self._data(place, gradients, here)
-        rates = rates_unlike(place) or settings_unlike(place)
+        rates = step_causes.rates_unlike(place) or step_causes.settings_unlike(place)
         # the rates applied to the steps between, too, so they come before their effects
         if not consecutive:
             yield rates
@@ -120,12 +112,12 @@ class Comparer:
         bits = exact and parameters.equal
         if place.same_size and (exact or (gradients.within and parameters.within)):
             # in a step the buffers come before the parameters
-            yield buffers_unlike(place, bits if place.end else exact)
+            yield step_causes.buffers_unlike(place, bits if place.end else exact)
         # other versions of torch may store the same state in another form
         if place.same_size and bits and self.same_torch:
-            yield state_unlike(place)
+            yield step_causes.state_unlike(place)
         if bits:
-            yield also_unlike(place)
+            yield step_causes.also_unlike(place)
         if self.resumed and gradients.within:
             yield scale_unlike(place)
 
@@ -150,7 +142,7 @@ class Comparer:
         # samples, and a missing rank may have read the samples that are missing here
         pattern = cause_in_gradients(place, gradients, here)
         sure = place.complete and not pattern.same_samples
-        cause = cause_in_data(place, self.before)
+        cause = step_causes.cause_in_data(place, self.before)
         return at(place, What.DATA, cause, much, sure=sure, **named)
 
     def _gradients(self, place: StepPair, found: Distance, here: bool) -> Difference:
@@ -170,14 +162,14 @@ class Comparer:
         if found.equal:
             return None
         # also for a small tensor, whose limits are wide
-        if still := still_in_one(place):
+        if still := step_causes.still_in_one(place):
             tensor, side, pairs = still
             stands = why(Cause.STANDS, tensor=tensor, side=side)
             more = {"tensor": tensor, **place.named(pairs)}
             return at(place, found.kind, stands, "moves in one alone", **more)
         if found.within and self.before is None:
             return None
-        cause, share = drift_of(place, self.before, found)
+        cause, share = step_causes.drift_of(place, self.before, found)
         if not found.within:
             cause = cause or _not_finite(place, found) or why(Cause.OPTIMIZER)
         if cause is None:

@@ -4,19 +4,10 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from functools import reduce
-from operator import or_
 from pathlib import Path
 
-from minitrain.compare.align import (
-    RankPairs,
-    StepPair,
-    header,
-    keys_of,
-    places_of,
-    rows_at,
-    samples,
-)
+from minitrain.compare import align
+from minitrain.compare.align import RankPairs, StepPair, header, samples
 from minitrain.compare.comparer import StepCompared
 from minitrain.compare.difference import START, Cause, Difference, What, why
 from minitrain.compare.resume import near_in
@@ -59,7 +50,7 @@ def _no_twin(a: Recording, twin: Recording) -> Iterator[str]:
         yield "another model"
     yield from broken_in("it", twin, a)
     yield from (f"it lacks {what}" for what in only_in(a, twin))
-    places = places_of(a, twin, None)
+    places = align.places_of(a, twin, None)
     for place in places:
         if found := rates_unlike(place) or settings_unlike(place):
             yield f"another {found.what} at step {place.step}"
@@ -113,16 +104,15 @@ def start_unlike(a: Recording, b: Recording, first: StepCompared) -> Difference 
     if not pairs or first.parameters.within or is_twin:
         return None
     names, named = unlike[pairs[0]], start.named(pairs)
-    cause = why(Cause.SEED)
-    near = None if named else near_in(a, b)
-    is_open = near is not None and near[1] < near[2]
-    if near:
+    cause, is_open = why(Cause.SEED), False
+    if named:
+        cause = why(Cause.NOT_BROADCAST, ranks=named["ranks"])
+    elif near := near_in(a, b):
         side, step, last = near
+        is_open = step < last
         cause = why(Cause.CHECKPOINT, side=side, step=step)
         if is_open:
             cause = why(Cause.PASSED_OVER, side=side, first=step, last=last)
-    if named:
-        cause = why(Cause.NOT_BROADCAST, ranks=named["ranks"])
     much = f"{len(names)} of {len(start.first[0]['start'])} tensors are unlike"
     named["sure"] = not is_open
     return Difference(START, What.START, cause, much, names[0], **named)
@@ -192,8 +182,10 @@ def _of(optimizer: int) -> str:
 
 
 def _ends(ranks: Sequence[OfRank]) -> Counter[str]:
-    ends = (Counter[str](one.end["steps"]) for one in ranks if one.end)
-    return reduce(or_, ends, Counter[str]())
+    found = Counter[str]()
+    for one in ranks:
+        found |= Counter(one.end["steps"] if one.end else {})
+    return found
 
 
 def unseen_in(a: Recording, b: Recording, places: Sequence[StepPair]) -> list[str]:
@@ -212,13 +204,11 @@ def unseen_in(a: Recording, b: Recording, places: Sequence[StepPair]) -> list[st
         count = max((end["steps"].get(str(number), 0) for end in ends), default=0)
         if blind and (count > last + 1 or any("also" in row for row in rows)):
             said.append(f"what came after step {last}{of} was not recorded")
-    sides = [
-        side
-        for side, recording in (("A", a), ("B", b))
-        if not any(samples(rows_at(recording, key)) for key in keys_of(recording))
+    read = [
+        any(samples(align.rows_at(r, key)) for key in align.keys_of(r)) for r in (a, b)
     ]
-    if sides:
-        where = " and ".join(sides)
+    if not all(read):
+        where = " and ".join(s for s, of in zip("AB", read, strict=True) if not of)
         said.append(f"no samples were recorded in {where}, so data is not compared")
     in_a, in_b = _also_in(a), _also_in(b)
     if only := sorted(in_a ^ in_b):

@@ -18,18 +18,12 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from minitrain.compare import run_tolerance
 from minitrain.compare.diagnosis import Values, cause_in_step, cause_of, locate
 from minitrain.compare.difference import UNKNOWN, Cause, Difference, What, Why, why
 from minitrain.compare.formats import loaded
 from minitrain.compare.limits import CLOSE_ADAPTIVE, FLOAT32
-from minitrain.compare.run_tolerance import (
-    FINAL,
-    FIRST_STEPS,
-    GRADIENTS,
-    is_coarse,
-    rungs_between,
-    sampled_at,
-)
+from minitrain.compare.run_tolerance import FINAL, FIRST_STEPS, GRADIENTS
 from minitrain.compare.state_diff import Comparison, compare_states
 from minitrain.compare.states import read_state
 from minitrain.core.errors import UserError
@@ -222,8 +216,8 @@ def _compare_by_tolerance(a: TrainingRun, b: TrainingRun, found: RunsCompared) -
     first = found.first and (found.first.step, found.first.what)
     since = first[0] if first and first[1] == What.GRADIENTS else 0
     final = states[0][0], states[1][0]
-    found.rungs = rungs_between(a.sampled, b.sampled, final, since)
-    found.is_coarse = is_coarse(a.sampled, b.sampled, since)
+    found.rungs = run_tolerance.rungs_between(a.sampled, b.sampled, final, since)
+    found.is_coarse = run_tolerance.is_coarse(a.sampled, b.sampled, since)
     broken = [n for n, rung in found.rungs.items() if rung.verdict == "breach"]
     may_be_rounding = found.by_design or not broken or GRADIENTS in broken
     if first == (0, What.GRADIENTS) and not may_be_rounding:
@@ -283,7 +277,7 @@ def _most_precise(one: Why, two: Why) -> Why:
 
 
 def _step(sampled: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    found = {kind: sampled_at(f"0/{kind}/", sampled) for kind in KINDS}
+    found = {kind: run_tolerance.sampled_at(f"0/{kind}/", sampled) for kind in KINDS}
     # the state before also has buffers
     before = found["before"].items()
     return found | {"before": {n: t for n, t in before if n in found["after"]}}

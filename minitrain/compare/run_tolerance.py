@@ -18,15 +18,9 @@ from torch import Tensor
 from minitrain.analysis.verdicts import CheckVerdict
 from minitrain.compare.diagnosis import flat
 from minitrain.compare.limits import CLOSE, FLOAT32
+from minitrain.proof import tolerances
 from minitrain.proof.bits import Rung
-from minitrain.proof.tolerances import (
-    GRADIENT_SHARE,
-    UNITS,
-    TensorLimits,
-    close_rung,
-    gradient_limits,
-    state_limits,
-)
+from minitrain.proof.tolerances import GRADIENT_SHARE, UNITS, TensorLimits
 from minitrain.proof.ulp import same_kind
 from minitrain.recording.sketches import combination
 
@@ -53,7 +47,7 @@ def rungs_between(
     for step in sorted({0, first}):
         ours, wanted = (sampled_at(f"{step}/gradients/", one) for one in (a, b))
         if ours and wanted:
-            rung = _rung(ours, wanted, gradient_limits(wanted))
+            rung = _rung(ours, wanted, tolerances.gradient_limits(wanted))
             found[f"gradients of step {step}"] = rung
     if GRADIENTS not in found or not theirs or not begin.keys() >= theirs.keys():
         return {}
@@ -65,7 +59,7 @@ def rungs_between(
     for name, states in ((EARLY, early), (FINAL, final)):
         fine = all(rung.verdict != "breach" for rung in found.values())
         if fine and any(states) and begin.keys() >= states[1].keys():
-            limits = state_limits(states[1], begin, training, ATOL)
+            limits = tolerances.state_limits(states[1], begin, training, ATOL)
             found[name] = _rung(*states, limits)
     return found
 
@@ -80,7 +74,7 @@ def is_coarse(a: Tensors, b: Tensors, step: int = 0) -> bool:
 
 def _rung(ours: Tensors, theirs: Tensors, limits: TensorLimits) -> Rung:
     # without a perturbed run nothing beyond the limits is explained
-    rung = close_rung(ours, theirs, limits, lambda: theirs)
+    rung = tolerances.close_rung(ours, theirs, limits, lambda: theirs)
     if rung.verdict != "breach" or rung.max_abs_diff is None:
         return rung
     detail = f"{rung.max_abs_diff:.3g} apart, allowed: {max(limits.every.values()):.3g}"
