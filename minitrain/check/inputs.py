@@ -3,7 +3,7 @@
 import importlib
 import inspect
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from inspect import Parameter
@@ -109,21 +109,19 @@ def find(written: str, option: str) -> Any:
     if not (place and name):
         raise UserError(f"{start} must be FILE.py:NAME or module:NAME")
     path = Path(place).absolute()
-    if path.suffix == ".py" and not path.exists():
+    of_file = path.suffix == ".py"
+    if of_file and not path.exists():
         raise UserError(f"{start} no file {place}{files.nearest_file(Path(place))}")
     try:
-        if path.suffix != ".py":
-            found = importlib.import_module(place)
-        else:
-            with neighbors_of(path):
-                found = _load(path)
+        with neighbors_of(path) if of_file else nullcontext():
+            found = _load(path) if of_file else importlib.import_module(place)
     except (Exception, SystemExit) as error:
         raise UserError(f"{start} {place}: {described(error)}") from error
     if not hasattr(found, name):
         public = [one for one in vars(found) if not one.startswith("_")]
         raise UserError(f"{start} {place} has no {name}{did_you_mean(name, public)}")
     named = getattr(found, name)
-    return OfFile(path, name) if path.suffix == ".py" and callable(named) else named
+    return OfFile(path, name) if of_file and callable(named) else named
 
 
 def find_batches(written: str) -> Any:

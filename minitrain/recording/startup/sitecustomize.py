@@ -7,7 +7,7 @@ imports torch, the recording is prepared; in one that never does, nothing happen
 import importlib.util
 import os
 import sys
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import PathFinder
 from typing import Any
 
 
@@ -32,11 +32,8 @@ class OnTorch:
         others = [finder for finder in sys.meta_path if finder is not self]
         specs = (finder.find_spec(name, path, target) for finder in others)
         spec = next(filter(None, specs), None)
-        if spec is not None:
-            self._patch(spec)
-        return spec
-
-    def _patch(self, spec: ModuleSpec) -> None:
+        if spec is None:
+            return None
         loader: Any = spec.loader
         run = loader.exec_module
 
@@ -48,6 +45,7 @@ class OnTorch:
                 _prepare()
 
         loader.exec_module = exec_module
+        return spec
 
 
 def _prepare() -> None:
