@@ -230,23 +230,16 @@ def _averaged(place: StepPair) -> StepPair:
 
 def _with_means(rows: RowsByRank, world_size: int, other: Row) -> RowsByRank:
     ranks, means = [*rows.values()], {}
-    kinds = ("gradients", "parameters", "own")
-    held = [row[kind] for row in ranks for kind in kinds]
+    held = [row[kind] for row in ranks for kind in ("gradients", "parameters", "own")]
     for name in common(other, *held) if len(ranks) == world_size else ():
         own = [row["gradients"][name] for row in ranks]
         after = {row["parameters"][name]["hash"] for row in ranks}
         has_moved = after != {ranks[0]["before"].get(name)}
-        keeps_own = all(
-            e["sketch"] == r["own"][name] for e, r in zip(own, ranks, strict=True)
-        )
-        if (
-            len({entry["hash"] for entry in own}) > len(after) == 1
-            and has_moved
-            and keeps_own
-        ):
-            total = [
-                sum(column) for column in zip(*(e["sketch"] for e in own), strict=True)
-            ]
+        sketches = [entry["sketch"] for entry in own]
+        keeps_own = sketches == [row["own"][name] for row in ranks]
+        agree = len({entry["hash"] for entry in own}) > len(after) == 1
+        if agree and has_moved and keeps_own:
+            total = [sum(column) for column in zip(*sketches, strict=True)]
             sums = [[x / n for x in total] for n in (world_size, 1)]
             sketch = min(sums, key=lambda one: math.dist(one, other[name]["sketch"]))
             means[name] = {"hash": "", "norm": math.hypot(*sketch), "sketch": sketch}
