@@ -109,20 +109,17 @@ def entries(path: Path) -> Iterator[Entry]:
     Raises:
         UserError: it is empty, truncated, of unknown format, or needs code to be read.
     """
-    if path.is_dir():
-        index = _index(path)
-        if (path / METADATA).is_file():
-            for name, stored in _distcp(path):
-                yield from _leaves(stored, name)
-        elif index is not None:
-            yield from _sharded(index)
-        else:
-            raise UserError(
-                f"{path}: no folder of one state: it has neither {METADATA} (of "
-                f"torch.distributed.checkpoint) nor one *{INDEX} (of shards)"
-            )
-    elif path.name.endswith(INDEX):
-        yield from _sharded(path)
+    index = _index(path) if path.is_dir() else path
+    if (path / METADATA).is_file():
+        for name, stored in _distcp(path):
+            yield from _leaves(stored, name)
+    elif index is None:
+        raise UserError(
+            f"{path}: no folder of one state: it has neither {METADATA} (of "
+            f"torch.distributed.checkpoint) nor one *{INDEX} (of shards)"
+        )
+    elif index.name.endswith(INDEX):
+        yield from _sharded(index)
     elif path.suffix == ".safetensors":
         yield from _safetensors(path)
     else:
