@@ -30,10 +30,6 @@ def read_twin(a: Recording, folder: Path) -> Recording:
             bits of parameters and gradients, so that a fault could pass as rounding.
     """
     twin = read_recording(folder)
-    if not header(twin)["twin"]:
-        raise UserError(
-            f"{folder}: is no twin; record {a.folder} again with MINITRAIN_TWIN=1"
-        )
     if reason := next(_no_twin(a, twin), None):
         raise UserError(
             f"{folder}: is no twin of {a.folder}: {reason}; must be the same run from "
@@ -44,6 +40,8 @@ def read_twin(a: Recording, folder: Path) -> Recording:
 
 def _no_twin(a: Recording, twin: Recording) -> Iterator[str]:
     # reasons why it is no twin of ``a``
+    if not header(twin)["twin"]:
+        yield "recorded without MINITRAIN_TWIN=1"
     if twin.world_size != a.world_size:
         yield f"world_size {twin.world_size}, not {a.world_size}"
     if header(a)["parameters"] != header(twin)["parameters"]:

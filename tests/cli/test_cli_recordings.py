@@ -95,7 +95,7 @@ MISTAKES = [
     (["{a}", "{two}", "--twin", "no"], "no: does not exist"),
     (["{a}", "empty"], "empty: is a folder; {a} is a recording, so"),
     (["{a}", "torn"], "torn: nothing recorded; "),
-    (["{a}", "{two}", "--twin", "{again}"], "{again}: is no twin; "),
+    (["{a}", "{two}", "--twin", "{again}"], "{again}: is no twin of "),
     (["state.pt", "state.pt", "--twin", "{twin}"], "--twin: is for two "),
 ]
 
