@@ -12,7 +12,6 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -181,26 +180,37 @@ def compare_runs(a: Path, b: Path) -> RunsCompared:
         # the text of a loss is exact: equal text means equal bits
         if kind == LOSS and ours != theirs:
             found.losses[step] = ours, theirs
-        if kind == STATE:
-            read = read_state(ours), read_state(theirs)
-            found.states[ours.name] = compare_states(*read)
+        elif kind == STATE:
+            states = compare_states(read_state(ours), read_state(theirs))
+            found.states[ours.name] = states
+            other = states.only_in_a or states.only_in_b or states.unlike
+            found.other_tensors = found.other_tensors or bool(other)
+        elif kind == TENSORS and any(ours[k].keys() != theirs[k].keys() for k in ROW):
+            found.other_tensors = True
+    is_resized = one.world_size != two.world_size
+    designed = (one.by_design or two.by_design) if is_resized else None
+    found.by_design = designed is not None
+
+    def explain(step: int, what: What, ranks: list[int]) -> Why:
+        # the cause is found in the tensors that rank 0 stored at step 0
+        if designed or step != 0 or not (one.sampled and two.sampled):
+            return designed or UNKNOWN
+        x, y = _step(one.sampled), _step(two.sampled)
+        # the fault may be in A or in B
+        return _most_precise(
+            cause_of(what, ranks, Values([x] * one.world_size, y, []), ("A", "B")),
+            cause_of(what, ranks, Values([y] * two.world_size, x, []), ("B", "A")),
+        )
+
     rows, batches = (
         [[run.entries[key] for key in both if key[0] in kinds] for run in (one, two)]
         for kinds in ((BATCH, TENSORS), (BATCH,))
     )
-    is_resized = one.world_size != two.world_size
-    designed = (one.by_design or two.by_design) if is_resized else None
-    found.by_design = designed is not None
-    explain = partial(_explain, one, two, designed)
     first = locate(rows[0], rows[1], explain, "A")
     # rounding at an earlier step must not hide other data
     data = locate(batches[0], batches[1], explain, "A")
     found.first = first if first and first.why.sure else data or first
     found.only_in_a, found.only_in_b = _only(one, two), _only(two, one)
-    pairs = [(one.entries[k], two.entries[k]) for k in both if k[0] == TENSORS]
-    found.other_tensors = any(
-        x[kind].keys() != y[kind].keys() for x, y in pairs for kind in ROW
-    ) or any(s.only_in_a or s.only_in_b or s.unlike for s in found.states.values())
     if is_resized or not found.equal:
         _compare_by_tolerance(one, two, found)
     return found
@@ -249,24 +259,6 @@ def _unlike_ranks(run: TrainingRun, states: list[Mapping[str, Tensor]]) -> str:
     if any(n in states[0] and sha256_tensor(states[0][n]) != sha for n, sha in last):
         return f"their final state is not the state of step {steps[-1]}"
     return ""
-
-
-def _explain(
-    a: TrainingRun,
-    b: TrainingRun,
-    designed: Why | None,
-    step: int,
-    what: What,
-    ranks: list[int],
-) -> Why:
-    # the cause is found in the tensors that rank 0 stored at step 0
-    if designed or step != 0 or not (a.sampled and b.sampled):
-        return designed or UNKNOWN
-    ours, theirs = (_step(run.sampled) for run in (a, b))
-    # the fault may be in A or in B
-    one = cause_of(what, ranks, Values([ours] * a.world_size, theirs, []), ("A", "B"))
-    two = cause_of(what, ranks, Values([theirs] * b.world_size, ours, []), ("B", "A"))
-    return _most_precise(one, two)
 
 
 def _most_precise(one: Why, two: Why) -> Why:
