@@ -30,7 +30,7 @@ EXAMPLES = {
     "every probe, for a program": "minitrain doctor --json",
 }
 WORLD_SIZES = (2, 3, 4)
-GROUP_TIMEOUT_S = 10
+TIMEOUT_S, GROUP_TIMEOUT_S = 60, 10
 
 
 @dataclass(frozen=True)
@@ -64,20 +64,18 @@ def answer(options: argparse.Namespace) -> Answer:
     return Answer(found.ok, {"ok": found.ok, **asdict(found)}, in_words(found))
 
 
-def examine(
-    inject: Callable[[], None] | None = None, timeout_s: float = 60
-) -> Examination:
+def examine(inject: Callable[[], None] | None = None) -> Examination:
     """Check the machine, then try every collective at 2, 3 and 4 ranks over gloo.
 
     ``inject`` is called first in every rank, so that a test can add a fault. If a rank
-    fails or ``timeout_s`` seconds pass, a check is wrong and there are no probes.
+    fails or a minute passes, a check is wrong and there are no probes.
     """
     from minitrain.cli.collectives import worst
     from minitrain.harness.launcher import launch
 
     checks = [check_torch(), check_threads(), check_interface()]
     try:
-        by_rank = launch(_probe, max(WORLD_SIZES), inject, timeout_s=timeout_s)
+        by_rank = launch(_probe, max(WORLD_SIZES), inject, timeout_s=TIMEOUT_S)
     except Exception as error:
         failed = Check("collectives", "wrong", f"the ranks failed: {error}")
         return Examination([*checks, failed], [])

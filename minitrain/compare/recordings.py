@@ -6,7 +6,6 @@ optimizer's state. What is not equal to the bit must be within rounding
 (minitrain/compare/distances.py). World sizes, versions and machines may differ.
 """
 
-import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -75,8 +74,7 @@ def compare_recordings(
     alarms = {"A": alarms_in(ours), "B": alarms_in(theirs)}
     of_twin = None if twin is None else coverage.read_twin(ours, twin)
     resumed = None if of_twin else resumed_in(ours, theirs, start)
-    if resumed:
-        ours, theirs = resumed.a, resumed.b
+    ours, theirs = (resumed.a, resumed.b) if resumed else (ours, theirs)
     places = places_of(ours, theirs, of_twin)
     if not places:
         raise _nothing_in_common(a, b, resumed)
@@ -85,10 +83,8 @@ def compare_recordings(
     comparers = {p.optimizer: Comparer(len(versions) == 1, resumed) for p in places}
     steps = [comparers[p.optimizer].compare(p) for p in progress(places, "steps")]
     unseen = coverage.unseen_in(ours, theirs, places)
-    broken = [
-        *coverage.broken_in("A", ours, theirs),
-        *coverage.broken_in("B", theirs, ours),
-    ]
+    broken = coverage.broken_in("A", ours, theirs)
+    broken += coverage.broken_in("B", theirs, ours)
     only = coverage.only_in(ours, theirs), coverage.only_in(theirs, ours)
     start_at = coverage.start_unlike(ours, theirs, steps[0])
     # steps after an open start decide nothing
@@ -97,8 +93,8 @@ def compare_recordings(
     model = coverage.models_unlike(ours, theirs)
     found = [one for one in (model, start_at, *(s.first for s in steps)) if one]
     sure = next((one for one in found if one.sure), None)
-    last = sure.step if sure else math.inf
-    doubt = next((one for one in found if not one.sure and one.step <= last), None)
+    unsure = [one for one in found if not one.sure]
+    doubt = next((one for one in unsure if not sure or one.step <= sure.step), None)
     if doubt and (unseen or resumed or broken):
         # a twin does not decide these
         doubt = replace(doubt, twin_decides=False)

@@ -33,7 +33,7 @@ ATOL = 1e-5
 
 
 def rungs_between(
-    a: Tensors, b: Tensors, final: tuple[Tensors, Tensors], first: int = 0
+    a: Tensors, b: Tensors, final: tuple[Tensors, Tensors], first: int
 ) -> dict[str, Rung]:
     """Compare sampled tensors (by STEP/KIND/NAME) and ``final`` states of two runs, in
     the order of the run, up to the first breach (a failed check). ``first`` is the step
@@ -64,7 +64,7 @@ def rungs_between(
     return found
 
 
-def is_coarse(a: Tensors, b: Tensors, step: int = 0) -> bool:
+def is_coarse(a: Tensors, b: Tensors, step: int) -> bool:
     """Return whether rounding to 16 bits may explain the distance of the gradients of
     ``step``; False if their numbers of elements differ.
     """
