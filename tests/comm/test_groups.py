@@ -27,7 +27,7 @@ def test_without_an_environment_it_is_a_world_of_one() -> None:
         ddp.barrier()
     assert not dist.is_initialized()
     assert dict(os.environ) == before
-    # they work without a group
+    # these work without a group
     assert ddp.is_main_process()
     ddp.barrier()
     ddp.cleanup()
@@ -93,21 +93,17 @@ def test_a_wrapper_can_be_copied() -> None:
         del copied
 
 
-def leave_before_the_wrapper_goes(rounds: int) -> int:
-    for _ in range(rounds):
+def leave_before_the_wrapper_goes() -> None:
+    # one round in five or so hung when the Reducer was the group's last owner
+    for _ in range(20):
         with ddp.distributed():
             wrapped = ddp.wrap_for_ddp(nn.Linear(1, 1))
             wrapped(torch.ones(1, 1)).sum().backward()
         del wrapped
-    return rounds
 
 
 def test_leaving_the_group_before_the_wrapper_goes_does_not_hang() -> None:
-    # one round in five or so hung when the Reducer was the group's last owner
-    assert launch(leave_before_the_wrapper_goes, 2, 20, timeout_s=GENEROUS_S) == [
-        20,
-        20,
-    ]
+    launch(leave_before_the_wrapper_goes, 2, timeout_s=GENEROUS_S)
 
 
 def wait_for_a_rank_that_never_comes(joins: bool) -> None:
@@ -136,7 +132,6 @@ def stop_while_others_wait() -> None:
 
 
 def test_rank_that_is_stopped_in_rendezvous_has_the_limit_of_waits() -> None:
-    """Before, that of the start of ranks, which is five minutes."""
     with pytest.raises(RankError, match=r"^rank 1 .*: no answer within 1 s, stopped"):
         launch(stop_while_others_wait, 2, timeout_s=GENEROUS_S)
 
@@ -153,7 +148,6 @@ def start_late() -> tuple[float, float]:
 
 
 def test_a_rank_that_starts_late_is_waited_for() -> None:
-    """Before, imports that took longer than the limit of a step ended right ranks."""
     assert launch(start_late, 2, timeout_s=GENEROUS_S) == [(0.5, 0.5)] * 2
 
 

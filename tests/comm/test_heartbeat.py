@@ -41,19 +41,6 @@ def test_every_mark_is_another_though_it_says_the_same() -> None:
     assert one.look() != before
 
 
-def test_place_in_words() -> None:
-    one = Heartbeat()
-    for phase, said in {
-        "start": "",
-        "setup": "before its first step",
-        "forward": "at step 12, forward",
-        "write": "after its last step",
-        "end": "after its last step",
-    }.items():
-        one.mark(12, phase)
-        assert str(one.look()) == said
-
-
 WRITER = """
 import sys
 from pathlib import Path

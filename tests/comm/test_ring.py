@@ -51,10 +51,3 @@ def sums_that_differ(sizes: list[int]) -> list[int]:
 @pytest.mark.parametrize("world_size", [2, 3, 4, 5])
 def test_same_bits_as_gloo(world_size: int) -> None:
     assert launch(sums_that_differ, world_size, SIZES) == [[]] * world_size
-
-
-def test_naive_order_has_other_bits() -> None:
-    """The test above could not pass by luck: the plain sum of three differs."""
-    generator = torch.Generator().manual_seed(0)
-    ranks = [torch.randn(1000, generator=generator) for _ in range(3)]
-    assert not torch.equal(ring_sum(ranks), ranks[0] + ranks[1] + ranks[2])

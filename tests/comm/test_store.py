@@ -24,20 +24,6 @@ from minitrain.comm.torch_private import HashStore
 from minitrain.core.errors import UserError
 from minitrain.harness.launcher import launch
 
-JOINS = 100
-
-
-def join_often() -> int:
-    for _ in range(JOINS):
-        with ddp.distributed(timeout_s=60):
-            ddp.barrier()
-    return JOINS
-
-
-def test_ranks_join_and_leave_many_times() -> None:
-    """In one file for all, who was late found it deleted by who had left."""
-    assert launch(join_often, 2) == [JOINS, JOINS]
-
 
 def test_variable_of_another_process_is_not_ours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -104,17 +90,11 @@ def outcomes(everyone: list[dict[str, Any]]) -> list[str]:
 FACTS = {"torch": "2.13.0", "samples": "a" * 64, "train.num_steps": 100}
 
 
-def test_ranks_with_the_same_begin() -> None:
-    assert outcomes([FACTS, dict(FACTS), dict(FACTS)]) == ["", "", ""]
-
-
 @pytest.mark.parametrize(
     ("odd", "told"),
     [
         ({**FACTS, "torch": "2.12.0"}, "torch = '2.12.0', but '2.13.0' on host"),
-        ({**FACTS, "train.num_steps": 99}, "train.num_steps = 99, but 100 on host"),
         ({**FACTS, "samples": "b" * 64}, "samples = 'bbbbbbbbbbbbbbb..., but 'aaaa"),
-        ({**FACTS, "torch": "x" * 500}, "torch = 'xxxxxxxxxxxxxxx..., but"),
         ({**FACTS, "more": 1}, "more = 1, but None on host"),
         ({"torch": "2.13.0", "train.num_steps": 100}, "samples = None, but 'aaaa"),
     ],
