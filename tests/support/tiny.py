@@ -1,4 +1,4 @@
-"""A small training run, optionally with an injected fault."""
+"""A small training run."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -13,11 +13,9 @@ from minitrain.data.shards import Samples, write_shards
 from minitrain.data.text import tokenize
 from minitrain.harness.launcher import launch
 from minitrain.proof.evidence import Evidence, evidence_of
-from minitrain.proof.replay import replay
-from minitrain.proof.runs import run_one_process
 from minitrain.train.config import RunConfig, config_of
 from minitrain.train.observer import watches_parts
-from minitrain.train.run import Inject, run_rank
+from minitrain.train.run import run_rank
 from minitrain.train.step_record import TrainResult
 
 NUM_STEPS = 6
@@ -66,29 +64,14 @@ def tiny_config(params: Params, shards: Path, world_size: int) -> RunConfig:
     return replace(config_of(params, folder, world_size), hash_every=1)
 
 
-def train_tiny(
-    params: Params, shards: Path, world_size: int, inject: Inject | None = None
-) -> Evidence:
-    """Train with ``world_size`` gloo ranks; ``inject`` spoils each before it starts."""
+def train_tiny(params: Params, shards: Path, world_size: int) -> Evidence:
+    """Train with ``world_size`` gloo ranks."""
     config = tiny_config(params, shards, world_size)
-    finished = launch(_be_a_rank, world_size, config, inject, timeout_s=GENEROUS_S)
+    finished = launch(_be_a_rank, world_size, config, timeout_s=GENEROUS_S)
     return evidence_of(finished, [one.state for one in finished])
 
 
-def _be_a_rank(config: RunConfig, inject: Inject | None) -> TrainResult:
+def _be_a_rank(config: RunConfig) -> TrainResult:
     torch.set_num_threads(1)
     with distributed():
-        return run_rank(config, observer=watches_parts, inject=inject)
-
-
-def replay_tiny(
-    params: Params, shards: Path, run: Evidence, world_size: int
-) -> Evidence:
-    """The one-process replay of ``run``."""
-    config = tiny_config(params, shards, world_size)
-    return replay(config, run.rows, world_size)
-
-
-def one_process_tiny(params: Params, shards: Path) -> Evidence:
-    """The whole batch in this process, with the loop that the ranks run."""
-    return run_one_process(tiny_config(params, shards, 1))
+        return run_rank(config, observer=watches_parts)

@@ -1,10 +1,10 @@
 """Checkpoints are whole or not there, and of this run or refused."""
 
 import errno
+import fcntl
 import json
 import os
 import shutil
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -41,13 +41,9 @@ def checkpoints_in(folder: Path, **changes: Any) -> Checkpoints:
     return replace(made, **changes)
 
 
-def kept_at(step: int) -> Kept:
-    return {**KEPT, "step": step}
-
-
 def save(checkpoints: Checkpoints, *steps: int) -> Checkpoints:
     for step in steps:
-        checkpoints.save(step, kept_at(step))
+        checkpoints.save(step, {**KEPT, "step": step})
     return checkpoints
 
 
@@ -82,10 +78,7 @@ def no_object(file: Path) -> None:
     file.write_text("[1]")
 
 
-DAMAGES = [cut, flip_a_bit, no_object, Path.unlink]
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("damage", [cut, flip_a_bit, no_object, Path.unlink])
 @pytest.mark.parametrize("name", ["rank-0.pt", MANIFEST])
 def test_the_one_before_a_damaged_one_is_used_and_a_line_says_so(
     tmp_path: Path,
@@ -149,7 +142,7 @@ def test_a_save_that_is_killed_anywhere_leaves_a_whole_one(tmp_path: Path) -> No
         folder = tmp_path / str(points)
         shutil.copytree(before, folder)
         again = checkpoints_in(folder, keep=1)
-        killed = killed_at(points, lambda again=again: again.save(new, kept_at(new)))
+        killed = killed_at(points, lambda again=again: save(again, new))
         left = newest(again)
         assert left in (old, new)
         assert load_rank(folder / f"step-{left}")["step"] == left
@@ -167,19 +160,15 @@ def test_what_is_complete_stays_though_another_rank_is_lost(
 ) -> None:
     """The older ones have been removed by then."""
     saved = save(checkpoints_in(tmp_path, keep=1), 3)
-    done, right = 0, checkpoint.only_first
+    complete = Checkpoints._complete
 
-    def lost_after_it(action: Callable[[], Any]) -> Any:
-        nonlocal done
-        found, done = right(action), done + 1
-        if done == 2:
-            raise RuntimeError("Connection closed by peer")
-        return found
+    def complete_and_lose(*given: Any) -> None:
+        complete(*given)
+        raise RuntimeError("Connection closed by peer")
 
-    monkeypatch.setattr(checkpoint, "only_first", lost_after_it)
+    monkeypatch.setattr(Checkpoints, "_complete", complete_and_lose)
     with pytest.raises(RuntimeError, match="closed by peer"):
-        saved.save(6, kept_at(6))
-    monkeypatch.undo()
+        save(saved, 6)
     assert newest(saved) == 6
 
 
@@ -250,33 +239,20 @@ def test_a_run_forgets_its_own_checkpoints_only(tmp_path: Path) -> None:
     assert [*tmp_path.iterdir()] == []
 
 
-HOLDER = """
-import sys, time
-from pathlib import Path
-from minitrain.train.checkpoint import Checkpoints
-
-assert Checkpoints(Path(sys.argv[1]), {}, every=1, keep=1).begin()
-print("held", flush=True)
-time.sleep(60)
-"""
-
-
 def test_two_processes_never_write_to_one_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tmp_path / "checkpoints" / "gloo-1-abc"
-    command = [sys.executable, "-c", HOLDER, str(folder)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout is not None
-        assert other.stdout.readline() == "held\n"
-        monkeypatch.setattr(checkpoint, "WAIT_S", 0.3)
-        with pytest.raises(UserError, match="another process trains this very run"):
-            checkpoints_in(folder).begin()
-        monkeypatch.setattr(checkpoint, "WAIT_S", 30)
-        threading.Timer(0.5, other.kill).start()
-        assert checkpoints_in(folder).begin()
-        # which may hold it twice
-        assert checkpoints_in(folder).begin()
+    # a lock belongs to what was opened: this is as good as that of another process
+    other = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    monkeypatch.setattr(checkpoint, "WAIT_S", 0.3)
+    with pytest.raises(UserError, match="another process trains this very run"):
+        checkpoints_in(tmp_path).begin()
+    monkeypatch.setattr(checkpoint, "WAIT_S", 30)
+    threading.Timer(0.5, os.close, [other]).start()
+    assert checkpoints_in(tmp_path).begin()
+    # which may hold it twice
+    assert checkpoints_in(tmp_path).begin()
 
 
 def test_a_folder_that_its_holder_removed_is_locked_anew(
@@ -324,17 +300,12 @@ class Listed:
         self.rows = json.loads(kept["seen"])["rows"]
 
     def run_through(self, steps: int, saved: Checkpoints) -> int:
-        return resume.run_through(self, steps, saved)  # type: ignore[arg-type]
+        worker: Any = self
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(resume, "train", lambda _, steps: self.rows.extend(steps))
+            return resume.run_through(worker, steps, saved)
 
 
-@pytest.fixture
-def lists(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        resume, "train", lambda worker, steps: worker.rows.extend(steps)
-    )
-
-
-@pytest.mark.usefixtures("lists")
 @pytest.mark.parametrize(("steps", "left"), [(3, []), (6, [3]), (8, [6, 3])])
 def test_it_saves_after_every_third_step_but_the_last(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], steps: int, left: list[int]
@@ -358,7 +329,6 @@ class Code:
         return os.mkdir, ("ran",)
 
 
-@pytest.mark.usefixtures("lists")
 @pytest.mark.parametrize(
     ("part", "why", "resumed"),
     [
@@ -394,7 +364,6 @@ def test_one_that_does_not_fit_is_not_used(
     assert not Path("ran").exists()
 
 
-@pytest.mark.usefixtures("lists")
 def test_if_none_can_be_loaded_the_run_starts_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
