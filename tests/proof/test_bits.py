@@ -19,7 +19,6 @@ from minitrain.proof.bits import (
     not_run,
     ranks_rung,
     reduced_once_rung,
-    rung_of,
     trained_rung,
 )
 from minitrain.proof.evidence import Evidence
@@ -50,13 +49,6 @@ FAULTS: dict[str, tuple[State, str, int | None]] = {
     "another shape": (state(a=state()["a"].reshape(3, 1)), "a", None),
     "another dtype": (state(b=state()["b"].double()), "b", None),
 }
-
-
-def test_verdict_that_is_unknown_is_refused() -> None:
-    known = not_run("why")
-    assert rung_of(asdict(known)) == known
-    with pytest.raises(ValueError, match="fine"):
-        rung_of({**asdict(known), "verdict": "fine"})
 
 
 def test_equal_bits() -> None:
@@ -176,8 +168,8 @@ def test_ranks_that_swapped_their_samples() -> None:
 
 
 def test_first_step_with_different_data() -> None:
-    assert data_rung(run_rows(), run_rows()).verdict == "equal"
     rows = run_rows()
+    assert data_rung(rows, run_rows()).verdict == "equal"
     rows[4]["sha256"] = rows[7]["sha256"] = "x"
     assert data_rung(rows, run_rows()).detail == "first at step 4"
 
@@ -253,16 +245,8 @@ def off_by(*gaps: float) -> State:
     return FLOAT32 | {"w": tensor}
 
 
-def zeros() -> State:
-    return off_by()
-
-
 def above(value: float) -> float:
     return math.nextafter(value, math.inf)
-
-
-def never() -> State:
-    raise AssertionError("no perturbed run is needed here")
 
 
 def gradients_rung(run: State, one: State) -> Rung:
@@ -273,7 +257,7 @@ def state_rung(
     run: State, one: State, params: Train, start: State | None = None
 ) -> Rung:
     """Rungs with a perturbed run that does not differ, so it excuses nothing."""
-    limits = state_limits(one, start or zeros(), params, DEFAULT_ATOL)
+    limits = state_limits(one, start or off_by(), params, DEFAULT_ATOL)
     return close_rung(run, one, limits, lambda: one)
 
 
@@ -319,7 +303,7 @@ def test_sgd_within_1e_4_of_what_training_did(
 def test_adamw_at_the_rate_of_atol(
     gaps: list[float], rate: float, verdict: str
 ) -> None:
-    rung = state_rung(off_by(*gaps), zeros(), train(learning_rate=rate))
+    rung = state_rung(off_by(*gaps), off_by(), train(learning_rate=rate))
     assert rung.verdict == verdict
 
 
@@ -330,9 +314,9 @@ def against(run: State, state: State, twin: State, **changes: Any) -> dict[str, 
         losses = [1.0, 0.9, 0.8]
         clean = {"draws_random_numbers": False, "changes_buffers": False}
         rows = [{"kind": "forward"} | clean]
-        sampled = {f"0/gradients/{name}": tensor for name, tensor in zeros().items()}
+        sampled = {f"0/gradients/{name}": tensor for name, tensor in off_by().items()}
         sampled |= {f"early/state/{name}": tensor for name, tensor in state.items()}
-        return Evidence(rows, losses, [state], sampled, start=zeros())
+        return Evidence(rows, losses, [state], sampled, start=off_by())
 
     params = train(**changes)
     return one_process_rungs(made(run), made(state), params, 1e-5, lambda _: made(twin))
@@ -352,7 +336,7 @@ def test_what_a_twin_explains(drift: float, early: str, final: str) -> None:
     """A perturbed run that drifts as far shows that rounding explains the distance:
     within tolerance after a few steps, undecided after many.
     """
-    rungs = against(off_by(0.5), zeros(), off_by(drift))
+    rungs = against(off_by(0.5), off_by(), off_by(drift))
     assert rungs["one_process_early"].verdict == early
     assert rungs["one_process"].verdict == final
     assert rungs["one_process"].max_abs_diff == 0.5
@@ -363,14 +347,14 @@ def test_what_a_twin_explains(drift: float, early: str, final: str) -> None:
 
 def test_a_twin_excuses_only_the_tensors_that_it_carries() -> None:
     run = {"a": off_by(0.5)["w"], "b": off_by(0.5)["w"]} | FLOAT32
-    one = {"a": zeros()["w"], "b": zeros()["w"]} | FLOAT32
+    one = {"a": off_by()["w"], "b": off_by()["w"]} | FLOAT32
     twin = one | {"a": off_by(0.5)["w"]}
     limits = state_limits(one, one, train(), DEFAULT_ATOL)
     rung = close_rung(run, one, limits, lambda: twin)
     assert rung.verdict == "breach"
     assert "tensor b is 0.5 off" in rung.detail
     # close results do not need the perturbed run
-    near = run | {"b": zeros()["w"]}
+    near = run | {"b": off_by()["w"]}
     assert close_rung(near, one, limits, lambda: twin).verdict == "within tolerance"
 
 
@@ -392,6 +376,9 @@ LARGE_UP = {"w": LARGE["w"].nextafter(torch.tensor(torch.inf))}
     ids=["share of all tensors", "large values", "NaN"],
 )
 def test_what_needs_no_twin(run: State, one: State, verdict: str) -> None:
+    def never() -> State:
+        raise AssertionError("no perturbed run is needed here")
+
     limits = state_limits(one, one, train(), DEFAULT_ATOL)
     assert close_rung(run, one, limits, never).verdict == verdict
 
@@ -427,7 +414,7 @@ def test_gradients_are_relative_to_the_largest(
     [(0.0, "equal"), (1e-11, "within tolerance"), (above(1e-11), "breach")],
 )
 def test_states_of_float64_are_a_million_times_nearer(gap: float, verdict: str) -> None:
-    run, one = {"w": off_by(gap)["w"]}, {"w": zeros()["w"]}
+    run, one = {"w": off_by(gap)["w"]}, {"w": off_by()["w"]}
     for params in (train(), train(optimizer="sgd")):
         limits = state_limits(one, one, params, atol=1.0)
         assert close_rung(run, one, limits, lambda: one).verdict == verdict
@@ -444,15 +431,6 @@ def test_loss_may_be_five_percent_above(
     assert verdicts == ["within tolerance", "within tolerance", "breach"]
 
 
-def rows_with_buckets(layouts: list[list[str]]) -> list[dict[str, Any]]:
-    """Bucket layouts by step: the names of the tensors in each bucket."""
-    rows = run_rows()
-    for step, layout in enumerate(layouts):
-        buckets = [{"parameters": [*names]} for names in layout]
-        rows.append({"kind": "buckets", "step": step, "rank": 0, "buckets": buckets})
-    return rows
-
-
 @pytest.mark.parametrize(
     ("layouts", "verdict", "detail"),
     [
@@ -467,16 +445,19 @@ def rows_with_buckets(layouts: list[list[str]]) -> list[dict[str, Any]]:
 def test_every_tensor_is_reduced_once(
     layouts: list[list[str]], verdict: str, detail: str
 ) -> None:
-    rung = reduced_once_rung(rows_with_buckets(layouts))
+    """Layouts by step: the names of the tensors in each bucket."""
+    rows = run_rows()
+    for step, layout in enumerate(layouts):
+        buckets = [{"parameters": [*names]} for names in layout]
+        rows.append({"kind": "buckets", "step": step, "rank": 0, "buckets": buckets})
+    rung = reduced_once_rung(rows)
     assert (rung.verdict, rung.detail) == (verdict, detail)
 
 
 def tolerance_rungs(run: State, other: State) -> list[Rung]:
-    return [
-        gradients_rung(run, other),
-        state_rung(run, other, train(), other),
-        state_rung(run, other, train(optimizer="sgd"), other),
-    ]
+    both = train(), train(optimizer="sgd")
+    states = [state_rung(run, other, params, other) for params in both]
+    return [gradients_rung(run, other), *states]
 
 
 # a differs by rounding, which is allowed; b causes the undecided verdict
@@ -525,8 +506,6 @@ def test_rungs_can_be_written_as_json(fault: State) -> None:
     for rung in (bits_rung(fault, state()), *tolerance_rungs(fault, state())):
         written = asdict(rung)
         assert json.loads(json.dumps(written, allow_nan=False)) == written
-        names = ["bytes_equal", "max_ulp", "max_abs_diff", "verdict", "detail"]
-        assert list(written) == names
 
 
 def test_a_rank_that_recorded_nothing_is_named() -> None:
