@@ -20,13 +20,11 @@ from minitrain.harness.launcher import launch
 
 
 def test_without_an_environment_it_is_a_world_of_one() -> None:
-    before = dict(os.environ)
     with ddp.distributed() as (rank, world_size):
         assert (rank, world_size) == (0, 1)
         assert ddp.is_main_process()
         ddp.barrier()
     assert not dist.is_initialized()
-    assert dict(os.environ) == before
     # these work without a group
     assert ddp.is_main_process()
     ddp.barrier()
@@ -65,22 +63,6 @@ def test_occupied_port_is_one_line(
         monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match=f"MASTER_PORT = {taken_port} is in use"):
         ddp.init_distributed()
-
-
-def average_of_two_gradients() -> tuple[float, bool, float]:
-    with ddp.distributed() as (rank, _):
-        model = nn.Linear(1, 1, bias=False)
-        nn.init.constant_(model.weight, 5.0 if rank == 0 else 7.0)
-        wrapped = ddp.wrap_for_ddp(model)
-        start = model.weight.item()
-        # d(w x)/dw = x: rank 0 has gradient 1, rank 1 has 3; their average is 2
-        wrapped(torch.tensor([[1.0 if rank == 0 else 3.0]])).sum().backward()
-        assert ddp.unwrap(wrapped) is model
-        return model.weight.grad.item(), ddp.is_main_process(), start
-
-
-def test_gradients_are_averaged_and_weights_start_from_rank_0() -> None:
-    assert launch(average_of_two_gradients, 2) == [(2.0, True, 5.0), (2.0, False, 5.0)]
 
 
 def test_a_wrapper_can_be_copied() -> None:

@@ -1,27 +1,14 @@
-"""gloo's ring in one process: the chunks by hand, then the bits against gloo itself."""
+"""gloo's ring in one process: its order by hand, then the bits against gloo itself."""
 
 import pytest
 import torch
 
-from minitrain.comm.ring import MAX_SEGMENT_BYTES, chunk_elements, ring_sum
+from minitrain.comm.ring import MAX_SEGMENT_BYTES, ring_sum
 from minitrain.harness.launcher import launch
 
 SIZES = [1, 2, 3, 5, 7, 8, 11, 17, 100, 1000, 4097, 65537, 262_144, 300_000, 1_000_003]
-
-
-@pytest.mark.parametrize(
-    ("num_bytes", "world_size", "elements"),
-    [
-        # 2W = 4 segments of ceil(40/4) = 10 -> 12 bytes; a chunk is 2 of them
-        pytest.param(40, 2, 6, id="small"),
-        # 6 segments of 1 -> 4 bytes; a chunk is 2 of them: the last chunk is empty
-        pytest.param(12, 4, 2, id="fewer elements than segments"),
-        # 9 MiB at W = 4: 9 segments -> 12, each 768 KiB; a chunk is 3 of them
-        pytest.param(9 * MAX_SEGMENT_BYTES, 4, 3 * 768 * 256, id="large"),
-    ],
-)
-def test_chunk_elements(num_bytes: int, world_size: int, elements: int) -> None:
-    assert chunk_elements(num_bytes, 4, world_size) == elements
+# more segments than two for each rank
+SIZES += [7 * MAX_SEGMENT_BYTES // 4, 11 * MAX_SEGMENT_BYTES // 4]
 
 
 def test_order_of_addition_is_that_of_the_ring() -> None:
