@@ -24,8 +24,6 @@ from torch import Tensor, nn
 
 from minitrain.check.data_parallel import examine, witness
 from minitrain.check.trial import run_ranks
-from minitrain.core.params import Params
-from minitrain.data.shards import tokenize_corpus, write_shards
 from minitrain.proof import replay
 from minitrain.proof.evidence import Evidence, of_kind
 from minitrain.proof.witness import corpus as corpus_of_witness
@@ -33,8 +31,8 @@ from minitrain.proof.witness import gradients as judged
 from minitrain.proof.witness import optimizer as stepped
 from minitrain.proof.witness.corpus import Corpus
 from minitrain.proof.witness.passes import Computer
-from minitrain.proof.witness.record import Record, Task, compare, sha256
-from minitrain.train.config import RunConfig, config_of
+from minitrain.proof.witness.record import Record, compare, sha256
+from minitrain.train.config import RunConfig
 
 ALLOWED = {"torch", "numpy", "ruamel"}
 Spoil = Callable[[Any], Any]
@@ -403,24 +401,6 @@ def test_mean_of_means_that_the_replay_shares(kind: str, precision: str) -> None
     assert "witness_probe" in ladder.breaches
 
 
-class Centered(nn.Module):
-    """Subtracts the mean of the batch, also in eval mode."""
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        return hidden - hidden.mean(0)
-
-
-@pytest.mark.slow
-def test_model_that_depends_on_its_batch_is_replayed_only() -> None:
-    """One process computes a different result, and neither is right by definition."""
-    trial = replace(make_run(steps=2), factory=lambda: Bigrams(Centered()))
-    ladder = examine(trial, 2)
-    assert ladder.verdict == "replay only"
-    # slices never replace the whole batch
-    assert ladder.rungs["witness_probe"].verdict == "not run"
-    assert ladder.rungs["one_process"].verdict == "not run"
-
-
 def scale_gradients(run: Any, step: int, factor: float) -> None:
     for key in [k for k in run.sampled if k.startswith(f"{step}/gradients/")]:
         rehashed(run, key, factor * run.sampled[key])
@@ -503,39 +483,14 @@ def test_sampled_steps_have_the_first_smaller_batch_and_one_by_the_data() -> Non
     assert breached(asked(trial, run)) == ["witness_hashes"]
 
 
-def task_of_corpus(folder: Path, params: Params, texts: list[str]) -> Task:
-    """The task that the witness makes of a corpus and params.yaml in ``folder``."""
-    corpus, file = folder / "corpus.jsonl", folder / "params.yaml"
-    corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    file.write_text(params.model_dump_json(include={"model", "train", "shard"}))
-    return Corpus(corpus, file).task(2, None)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("count", [12, 50])
-def test_witness_and_run_sample_the_same_steps_of_a_corpus(
-    tmp_path: Path, count: int
-) -> None:
-    """Run and witness compute them independently; 50 samples end in a smaller batch."""
-    texts = [f"{'word ' * (1 + i % 9)}{i}" for i in range(count)]
-    params = tiny_params(num_steps=23, hash_every=4)
-    block, policy = params.model.block_size, params.shard.long_samples
-    samples, _ = tokenize_corpus(texts, block, policy)
-    write_shards(tmp_path / "world-2", samples, 2)
-    config = config_of(params, tmp_path / "world-2", 2)
-    task = task_of_corpus(tmp_path, params, texts)
-    assert {*task.promised()} == config.recorded
-    assert task.sampled() == config.sampled
-    smaller = -(-len(samples) // 12) - 1 if len(samples) % 12 else None
-    assert task.smaller == smaller
-
-
 def test_values_outside_the_state_are_drawn_from_the_seed_of_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such as a buffer that is not persistent, which no checkpoint restores."""
-    params = tiny_params()
-    task = task_of_corpus(tmp_path, params, ["a word"])
+    params, file = tiny_params(), tmp_path / "params.yaml"
+    file.write_text(params.model_dump_json(include={"model", "train", "shard"}))
+    (tmp_path / "corpus.jsonl").write_text(json.dumps({"text": "a word"}) + "\n")
+    task = Corpus(tmp_path / "corpus.jsonl", file).task(2, None)
     monkeypatch.setattr(corpus_of_witness, "build", lambda *_: torch.rand(3))
     found = task.build()
     torch.manual_seed(params.train.seed)
