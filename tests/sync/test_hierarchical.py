@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from resume_cases import CASES, write_samples
 from resumed import SAVING, UNDISTURBED, differing, run_stopped
-from test_strategies import LIMIT_S, large_batches, same_bits, trial_of, with_dropout
+from test_strategies import LIMIT_S, large_batches, trial_of, with_dropout
 from thorough import thorough_after
 from torch import Tensor, nn
 from waiting import GENEROUS_S
@@ -82,18 +82,6 @@ def test_bits_are_those_of_the_replay(
     assert ladder.rungs["replay"].verdict == "equal"
 
 
-@pytest.mark.parametrize(
-    ("where", "other"), [((0, 0, 0), "shm"), ((0, 1, 2), "ddp")], ids=str
-)
-def test_one_host_is_shm_and_one_rank_a_host_is_ddp(
-    where: tuple[int, ...], other: str
-) -> None:
-    trial = placed_trial(*where, tuning=SMALL)
-    alike = replace(trial_of(other), tuning=SMALL)
-    ours, theirs = (run_ranks(one, 3, timeout_s=LIMIT_S) for one in (trial, alike))
-    assert same_bits(ours, theirs)
-
-
 class Weights(nn.Module):
     """The gradient of its ``weight`` is the input."""
 
@@ -105,8 +93,15 @@ class Weights(nn.Module):
         return (self.weight * inputs).sum()
 
 
-def one_step(values: Any, group: Any = None) -> Any:
-    """The gradient after a step in which each rank of ``group`` adds its row."""
+def rows(count: int) -> Any:
+    """Twelve float32 for each rank, of unlike sizes: the order of a sum shows."""
+    random = np.random.default_rng(0)
+    sizes = 10.0 ** random.integers(-3, 4, (count, 12))
+    return (sizes * random.standard_normal((count, 12))).astype(np.float32)
+
+
+def gradient_of_a_step(values: Any, group: Any) -> Any:
+    """Each rank of ``group`` adds its row."""
     model = Weights(values.shape[1])
     sync = Hierarchical(model, Defaults(), group=group)
     sync.begin()
@@ -118,37 +113,13 @@ def one_step(values: Any, group: Any = None) -> Any:
     return model.weight.grad.numpy()
 
 
-def one_step_somewhere(where: tuple[int, ...], values: Any) -> Any:
-    with distributed() as (rank, _):
-        live_on(where[rank])
-        return one_step(values)
-
-
-def rows(count: int) -> Any:
-    """Twelve float32 for each rank, of unlike sizes: the order of a sum shows."""
-    random = np.random.default_rng(0)
-    sizes = 10.0 ** random.integers(-3, 4, (count, 12))
-    return (sizes * random.standard_normal((count, 12))).astype(np.float32)
-
-
-def test_sum_by_hand_of_three_hosts() -> None:
-    """48 bytes in a ring of three: six segments of two numbers, chunks of four."""
-    values = rows(4)
-    a, b, c, d = values * np.float32(1 / 4)
-    x, y, z = a + d, b, c
-    expected = np.concatenate([(z + y + x)[:4], (x + z + y)[4:8], (y + x + z)[8:]])
-    for found in launch(one_step_somewhere, 4, (0, 1, 2, 0), values):
-        assert found.tobytes() == expected.tobytes()
-    assert (x + y + z).tobytes() != expected.tobytes()
-
-
-def steps_of_some(values: Any) -> list[Any]:
+def two_steps_of_some(values: Any) -> list[Any]:
     with distributed() as (rank, _):
         live_on(rank // 3)
         # so that ranks are in unlike numbers of groups
         dist.new_group([0, 1])
         some = dist.new_group([1, 2, 3])
-        found = [one_step(values, some) for _ in range(2)] if rank else []
+        found = [gradient_of_a_step(values, some) for _ in range(2)] if rank else []
         dist.barrier()
     return found
 
@@ -157,7 +128,7 @@ def test_group_of_some_ranks_and_a_second_one_after_it() -> None:
     """Ranks 1, 2 and 3, the last of them on another host; rank 0 is not asked."""
     values = rows(3)
     a, b, c = values * np.float32(1 / 3)
-    _, *found = launch(steps_of_some, 4, values)
+    _, *found = launch(two_steps_of_some, 4, values)
     for first, second in found:
         assert first.tobytes() == second.tobytes() == ((a + b) + c).tobytes()
 
@@ -205,17 +176,10 @@ def a_share_is_dropped(worker: Worker) -> None:
         sync.sum_over_ranks = sum_over_ranks
 
 
-def a_leader_sends_only_its_own(worker: Worker) -> None:
-    if worker.rank == 2:
-        keep_own(worker, "all_reduce")
-
-
-def a_rank_ignores_what_is_handed_back(worker: Worker) -> None:
-    if worker.rank == 3:
-        keep_own(worker, "broadcast")
-
-
-def keep_own(worker: Worker, collective: str) -> None:
+def keeps_its_own(worker: Worker, rank: int, collective: str) -> None:
+    """Rank ``rank`` ignores what others brought."""
+    if worker.rank != rank:
+        return
     sync: Any = worker.sync
     right = getattr(sync._memory, collective)
 
@@ -233,8 +197,9 @@ def hosts_are_noted_otherwise(worker: Worker) -> None:
 
 FAULTS: list[tuple[Callable[[Worker], None], str]] = [
     (a_share_is_dropped, "replay_gradients"),
-    (a_leader_sends_only_its_own, "replay_gradients"),
-    (a_rank_ignores_what_is_handed_back, "ranks"),
+    # a leader sends its own gradients to the other host
+    (partial(keeps_its_own, rank=2, collective="all_reduce"), "replay_gradients"),
+    (partial(keeps_its_own, rank=3, collective="broadcast"), "ranks"),
     (hosts_are_noted_otherwise, "replay_gradients"),
 ]
 
@@ -247,25 +212,18 @@ def test_fault_is_caught(fault: Callable[[Worker], None], rung: str) -> None:
     assert ("ranks" in ladder.breaches) == (rung == "ranks")
 
 
-def at_step_3(worker: Worker, victim: int, do: Callable[[], None]) -> None:
+def killed_at_step_3(worker: Worker, victim: int, note: Path) -> None:
     if worker.rank != victim:
         return
     right = worker.batches.micro_batches
 
     def micro_batches(step: int) -> list[MicroBatch]:
         if step == 3:
-            do()
+            note.write_text(str(time.monotonic()))
+            os.kill(os.getpid(), signal.SIGKILL)
         return right(step)
 
     worker.batches.micro_batches = micro_batches  # type: ignore[method-assign]
-
-
-def killed(worker: Worker, victim: int, note: Path) -> None:
-    def kill() -> None:
-        note.write_text(str(time.monotonic()))
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    at_step_3(worker, victim, kill)
 
 
 # one that follows, then one that leads: another host waits for that over gloo
@@ -280,7 +238,7 @@ def test_rank_that_is_killed_is_named_and_all_end(
     if name == "hierarchical":
         trial = placed_trial(*TWO_BY_TWO, steps=4)
     note = tmp_path / "killed"
-    inject = partial(killed, victim=victim, note=note)
+    inject = partial(killed_at_step_3, victim=victim, note=note)
     with pytest.raises(RankError, match=rf"rank {victim} .*: killed by SIGKILL"):
         run_ranks(trial, 4, inject, timeout_s=LIMIT_S)
     assert time.monotonic() - float(note.read_text()) < GENEROUS_S
