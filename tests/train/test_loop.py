@@ -20,7 +20,7 @@ from tiny import (
     train_tiny,
     with_factory,
 )
-from torch import Tensor, nn
+from torch import Tensor
 from waiting import GENEROUS_S
 
 from minitrain.analysis.account import DDP_SAYS
@@ -37,14 +37,13 @@ from minitrain.proof.replay import replay
 from minitrain.proof.runs import run_one_process
 from minitrain.sync.ddp_buckets import StockDDP
 from minitrain.sync.guarantees import DEFAULTS
-from minitrain.sync.strategy import BucketEvent, SyncTrace, Traffic
+from minitrain.sync.strategy import Traffic
 from minitrain.train import run as of_rank
 from minitrain.train.config import OPTIMIZERS, RunConfig
 from minitrain.train.loop import train
 from minitrain.train.observer import StepObserver
 from minitrain.train.precision import PRECISIONS, SIXTEEN_BITS, Precision
 from minitrain.train.run import Job, preflight
-from minitrain.train.step_record import StepRecord
 from minitrain.train.worker import Worker
 
 pytestmark = pytest.mark.slow
@@ -249,16 +248,6 @@ def test_calibration_leaves_nothing_behind(
     ranks = launch(calibrations, 2, config, timeout_s=GENEROUS_S)
     # one bracketed step of six
     assert ranks == [[({}, False)]] * 2
-
-
-def test_buckets_are_noted_with_the_hosts_that_decide_their_sum() -> None:
-    record, hosts = StepRecord(nn.Linear(1, 1), []), [[0, 2], [1]]
-    bucket = BucketEvent(("weight", "bias"), 8, 0, 1)
-    for step in range(2):
-        record.layout(step, SyncTrace([bucket], hosts=hosts))
-    layout = [{"num_bytes": 8, "parameters": ["weight", "bias"]}]
-    noted = {"kind": "buckets", "step": 0, "buckets": layout, "hosts": hosts}
-    assert record.rows == [noted]
 
 
 @pytest.mark.parametrize("name", PRECISIONS)

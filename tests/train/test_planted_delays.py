@@ -1,8 +1,8 @@
 """Delays planted in every part of one rank's step: the account books each there."""
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -31,48 +31,41 @@ def planted(part: str) -> str:
     return f"planted_{part}"
 
 
-@dataclass(frozen=True)
-class Delays:
-    """Delay every part of the steps of ``rank`` (to be injected)."""
+def delay_every_part(worker: Worker, rank: int) -> None:
+    """Make ``rank`` late in what each part of a step calls (to be injected)."""
+    if worker.rank != rank:
+        return
+    observer: Any = worker.observer
 
-    rank: int
+    def late(part: str) -> None:
+        start = time.perf_counter()
+        time.sleep(DELAYS[part] / 1e3)
+        observer.clock.row[planted(part)] = 1e3 * (time.perf_counter() - start)
 
-    def __call__(self, worker: Worker) -> None:
-        """Wrap what each part calls."""
-        if worker.rank != self.rank:
-            return
+    def delay(owner: Any, name: str, part: str) -> None:
+        right = getattr(owner, name)
 
-        observer: Any = worker.observer
+        def wrapper(*given: Any) -> Any:
+            late(part)
+            return right(*given)
 
-        def late(part: str) -> None:
-            start = time.perf_counter()
-            time.sleep(DELAYS[part] / 1e3)
-            observer.clock.row[planted(part)] = 1e3 * (time.perf_counter() - start)
+        setattr(owner, name, wrapper)
 
-        def delayed(part: str, function: Callable[..., Any]) -> Callable[..., Any]:
-            def wrapper(*given: Any) -> Any:
-                late(part)
-                return function(*given)
-
-            return wrapper
-
-        batches: Any = worker.batches
-        batches.micro_batches = delayed("data_ms", batches.micro_batches)
-        batches.loss = delayed("forward_ms", batches.loss)
-        # of the first parameter, whose gradient is among the last
-        first = next(worker.model.parameters())
-        first.register_hook(lambda _: late("backward_compute_ms"))
-        sync: Any = worker.sync
-        # the model has one bucket
-        sync.sum_over_ranks = delayed("comm_exposed_ms", sync.sum_over_ranks)
-        step: Any = worker
-        step.step = delayed("optimizer_ms", worker.step)
+    delay(worker.batches, "micro_batches", "data_ms")
+    delay(worker.batches, "loss", "forward_ms")
+    # of the first parameter, whose gradient is among the last
+    first = next(worker.model.parameters())
+    first.register_hook(lambda _: late("backward_compute_ms"))
+    # the model has one bucket
+    delay(worker.sync, "sum_over_ranks", "comm_exposed_ms")
+    delay(worker, "step", "optimizer_ms")
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_planted_delays_are_booked_to_their_part_and_rank(rank: int) -> None:
     run = replace(make_run(steps=STEPS), hash_every=STEPS)
-    rows = pd.DataFrame(timed_run(run, 2, Delays(rank), timeout_s=120))
+    inject = partial(delay_every_part, rank=rank)
+    rows = pd.DataFrame(timed_run(run, 2, inject, timeout_s=120))
     table = account(rows, WARMUP)
     late, other = (means(table, f"rank {r}") for r in (rank, 1 - rank))
     plain = pd.DataFrame(plain_steps(rows, WARMUP))
