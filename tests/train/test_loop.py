@@ -13,13 +13,7 @@ import torch
 import torch.distributed as dist
 from one_line import refusal
 from project import ROOT
-from tiny import (
-    NUM_STEPS,
-    tiny_config,
-    tiny_params,
-    train_tiny,
-    with_factory,
-)
+from tiny import NUM_STEPS, tiny_config, tiny_params, with_factory
 from torch import Tensor
 from waiting import GENEROUS_S
 
@@ -30,7 +24,7 @@ from minitrain.core.files import read_json
 from minitrain.core.params import Params, PrecisionName
 from minitrain.harness.launcher import launch
 from minitrain.proof.bits import not_run
-from minitrain.proof.evidence import Evidence
+from minitrain.proof.evidence import Evidence, evidence_of
 from minitrain.proof.forward import DRAWS, NORMALIZES, forward_of
 from minitrain.proof.ladder import ladder, own_rungs
 from minitrain.proof.replay import replay
@@ -41,9 +35,10 @@ from minitrain.sync.strategy import Traffic
 from minitrain.train import run as of_rank
 from minitrain.train.config import OPTIMIZERS, RunConfig
 from minitrain.train.loop import train
-from minitrain.train.observer import StepObserver
+from minitrain.train.observer import StepObserver, watches_parts
 from minitrain.train.precision import PRECISIONS, SIXTEEN_BITS, Precision
-from minitrain.train.run import Job, preflight
+from minitrain.train.run import Job, preflight, run_rank
+from minitrain.train.step_record import TrainResult
 from minitrain.train.worker import Worker
 
 pytestmark = pytest.mark.slow
@@ -55,12 +50,23 @@ ASKED = ("trained", "ranks", "data", *REPLAY, *ONE_PROCESS)
 CLOSE = {"equal", "within tolerance"}
 
 
+def be_a_rank(config: RunConfig) -> TrainResult:
+    torch.set_num_threads(1)
+    with distributed():
+        return run_rank(config, observer=watches_parts)
+
+
+def train_tiny(config: RunConfig, world_size: int) -> Evidence:
+    finished = launch(be_a_rank, world_size, config, timeout_s=GENEROUS_S)
+    return evidence_of(finished, [one.state for one in finished])
+
+
 def judged(
     params: Params, shards: Path, world_size: int
 ) -> tuple[Evidence, dict[str, str]]:
     """A run, and the verdict of each rung of the pipeline on it."""
-    run = train_tiny(params, shards, world_size)
     config = tiny_config(params, shards, world_size)
+    run = train_tiny(config, world_size)
     expected = replay(config, run.rows, world_size)
     one = run_one_process(tiny_config(params, shards, 1))
     no_witness = {"witness_data": asdict(not_run("not asked for"))}
@@ -191,7 +197,7 @@ def test_each_rank_has_its_own_seed_and_all_start_from_rank_0(shards: Path) -> N
 
 
 def test_ddp_logs_every_step_and_its_times_lie_within_ours(shards: Path) -> None:
-    run = train_tiny(tiny_params(), shards, 2)
+    run = train_tiny(tiny_config(tiny_params(), shards, 2), 2)
     # torch reads a clock that may be adjusted meanwhile
     slack = 0.1
     for row in [row for result in run.results for row in result.timings]:
