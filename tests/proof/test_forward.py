@@ -114,16 +114,6 @@ def test_excuses_by_hand() -> None:
     assert found(Counts, draws=True, seen="x") == Forward(DRAWS, ["seen"])
 
 
-def test_a_buffer_of_ones_own_in_a_batch_norm_is_no_excuse() -> None:
-    def factory() -> nn.Module:
-        norm = nn.BatchNorm1d(4)
-        norm.register_buffer("seen", torch.zeros(()))
-        return norm
-
-    assert found(factory, seen="x") == Forward(None, ["seen"])
-    assert found(factory, running_var="x").why == NORMALIZES
-
-
 def test_a_buffer_that_two_modules_share_has_two_names() -> None:
     def factory() -> nn.Module:
         one, other = Counts(), Counts()

@@ -130,16 +130,6 @@ def test_complex_numbers_are_compared_part_by_part() -> None:
     assert not distance({"w": a}, {"w": a.conj()}).bytes_equal
 
 
-def test_eight_bits() -> None:
-    a, b = (torch.tensor([1.0, x]).to(torch.float8_e5m2) for x in (-0.5, 0.5))
-    # from minus a half to a half: twice the bits of a half
-    bits = int(b.view(torch.uint8)[1])
-    assert distance({"w": a}, {"w": b}) == Distance(False, 2 * bits, 1.0, "w")
-    # without a sign: powers of two alone, so 1 and 2 are neighbors
-    a, b = (torch.tensor([x]).to(torch.float8_e8m0fnu) for x in (1.0, 2.0))
-    assert distance({"w": a}, {"w": b}) == Distance(False, 1, 1.0, "w")
-
-
 def test_gap_of_a_tensor_longer_than_a_piece() -> None:
     a = torch.zeros(3, CHUNK_ELEMENTS)
     b = a.clone()
