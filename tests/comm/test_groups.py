@@ -134,24 +134,18 @@ def test_a_rank_that_starts_late_is_waited_for() -> None:
 
 
 ALONE = """
-from minitrain.core.errors import run_stage
 from minitrain.comm.groups import distributed
-def main():
-    with distributed() as found:
-        print(found)
-run_stage(main)
+with distributed() as found:
+    print(found)
 """
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for namespaces")
 def test_host_without_a_name() -> None:
     """gloo looks its name up for an address, and prints a warning if there is none."""
-    command = (
-        f"hostname nowhere.invalid; ip link set lo up; exec '{sys.executable}' -c "
-        f"'{ALONE}'"
-    )
+    host = 'hostname nowhere.invalid; ip link set lo up; exec "$0" -c "$1"'
     done = subprocess.run(
-        ["unshare", "--net", "--uts", "sh", "-c", command],
+        ["unshare", "--net", "--uts", "sh", "-c", host, sys.executable, ALONE],
         capture_output=True,
         text=True,
         timeout=GENEROUS_S,

@@ -34,17 +34,15 @@ class Net(nn.Module):
 
 
 class Counts(Net):
-    """Counts samples and passes, without using the counts."""
+    """Counts samples, without using the count."""
 
     def __init__(self, norm: nn.Module | None = None) -> None:
         super().__init__(norm)
         self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
-        self.register_buffer("passes", torch.zeros(()), persistent=False)
 
     def forward(self, x: Tensor, y: Tensor) -> SimpleNamespace:
         if self.training:
             self.seen += len(x)
-            self.passes += 1
         return super().forward(x, y)
 
 

@@ -311,16 +311,14 @@ UNUSED = {"bucket_cap_mb": 0.001, "find_unused_parameters": True}
 SETTINGS = [
     ("ddp", ONE_BY_ONE),
     ("shm", UNUSED),
-    ("hierarchical", UNUSED),
     ("ddp", UNUSED),
     ("ddp", {"overlap": False}),
-    ("hierarchical", {"bucket_cap_mb": 0.001}),
     *((name, ONE_BY_ONE) for name in ("shm", "bf16_compress", "zero1")),
     *((name, UNUSED) for name in ("bf16_compress", "zero1")),
 ]
 
 
-@pytest.mark.parametrize(("name", "tuning"), thorough_after(5, SETTINGS))
+@pytest.mark.parametrize(("name", "tuning"), thorough_after(4, SETTINGS))
 def test_settings_of_ddps_buckets(name: str, tuning: dict[str, Any]) -> None:
     model = "spare_parameter" if "find_unused_parameters" in tuning else "plain"
     trial = trial_of(name, model, tuning=Defaults(**tuning))

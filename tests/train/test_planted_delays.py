@@ -26,11 +26,6 @@ DELAYS = {
 }
 
 
-def planted(part: str) -> str:
-    """The column of a row that holds the delay as it was, which is a little longer."""
-    return f"planted_{part}"
-
-
 def delay_every_part(worker: Worker, rank: int) -> None:
     """Make ``rank`` late in what each part of a step calls (to be injected)."""
     if worker.rank != rank:
@@ -40,7 +35,8 @@ def delay_every_part(worker: Worker, rank: int) -> None:
     def late(part: str) -> None:
         start = time.perf_counter()
         time.sleep(DELAYS[part] / 1e3)
-        observer.clock.row[planted(part)] = 1e3 * (time.perf_counter() - start)
+        # which is a little longer
+        observer.clock.row[f"planted_{part}"] = 1e3 * (time.perf_counter() - start)
 
     def delay(owner: Any, name: str, part: str) -> None:
         right = getattr(owner, name)
@@ -70,7 +66,7 @@ def test_planted_delays_are_booked_to_their_part_and_rank(rank: int) -> None:
     late, other = (means(table, f"rank {r}") for r in (rank, 1 - rank))
     plain = pd.DataFrame(plain_steps(rows, WARMUP))
     mine = plain[plain["rank"] == rank]
-    took = {part: float(mine[planted(part)].mean()) for part in DELAYS}
+    took = {part: float(mine[f"planted_{part}"].mean()) for part in DELAYS}
     assert late["step_ms"] == pytest.approx(mine["step_ms"].mean(), rel=1e-9)
     # the other rank waits for all of it but the communication, which both are in
     communication = took.pop("comm_exposed_ms")
