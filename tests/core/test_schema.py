@@ -1,5 +1,3 @@
-"""Validated objects from YAML, with a made-up file of two sections."""
-
 import pickle
 from pathlib import Path
 from typing import Literal
@@ -69,22 +67,18 @@ def test_values_have_the_types_of_the_schema(tmp_path: Path) -> None:
         ({"degrees": "10.0"}, "oven.degrees = 10.0: must be an integer"),
         ({"hours": "fast"}, "oven.hours = 'fast': must be a number"),
         ({"degrees": "0"}, "oven.degrees = 0: must be greater than or equal to 1"),
-        ({"degrees": "yes"}, "oven.degrees = 'yes': must be an integer"),
         ({"degrees": "true"}, "oven.degrees = true: must be an integer"),
         ({"hours": ".inf"}, "oven.hours = inf: must be a finite number"),
         ({"trays": "[]"}, "oven.trays = []: must have at least 1 item"),
         ({"trays": "[3, 3]"}, "oven.trays = [3, 3]: must be a list that holds each"),
         ({"trays": "[1, null]"}, "oven.trays[1] = null: must be an integer"),
-        ({"notes": "[a, a]"}, "oven.notes = ['a', 'a']: must be a list that holds"),
         (
             {"heat": "tpo"},
             "oven.heat = 'tpo': must be 'bottom' or 'top' (did you mean top?)",
         ),
         ({"heat": "air"}, "oven.heat = 'air': must be 'bottom' or 'top'"),
-        ({"heat": "[1]"}, "oven.heat = [1]: must be 'bottom' or 'top'"),
         ({"degree": "1"}, "oven.degree: unknown key (did you mean degrees?)"),
         ({"zzz": "1"}, "oven.zzz: unknown key; allowed: degrees, rack, trays, notes"),
-        ({"degreeS": "1"}, "oven.degreeS: unknown key (did you mean degrees?)"),
         ({"heat": "TOP"}, "oven.heat = 'TOP': must be 'bottom' or 'top' (did you mean"),
         ({"doors": "None"}, "oven.doors = 'None': must be an integer (did you mean nu"),
         ({"lit": "'True'"}, "oven.lit = 'True': must be true or false"),
@@ -128,21 +122,14 @@ def test_mistakes_beyond_twenty_are_counted(tmp_path: Path) -> None:
 
 BAD_FILES = [
     (b"train:\n  a: [1\n  b: 2\n", ":3: not valid YAML: "),
-    (b"train:\n\ta: 1\n", ":2: not valid YAML: "),
     (b"a: 1\nb: 2\na: 3\n", ":3: not valid YAML: "),
-    (b"a: *b\n", ":1: not valid YAML: "),
-    (b"a: !!python/object 1\n", ":1: not valid YAML: "),
     (b"a: 1\n---\nb: 1\n", ":2: not valid YAML: "),
-    (b"a: 1\nb: \x01\n", ": not valid YAML: unacceptable character #x0001"),
     (b"a: \xff\n", ": not valid YAML: 'utf-8' codec can't decode byte 0xff in pos"),
     (b"a: 2020-13-45\n", ": not valid YAML: month must be in 1..12"),
     (b"a: !!bool maybe\n", ": not valid YAML: "),
-    (b"a: " + b"9" * 5000, ": not valid YAML: Exceeds the limit"),
     (b"- 1\n- 2\n", ": must hold sections"),
-    (b"torch\n", ": must hold sections"),
     (b"", ": must hold sections"),
     (b"oven:\n", ": oven = null: must be"),
-    (b"oven: {rack: null, trays: [1], notes: [], hours: 1}\n", ": oven.degrees: is "),
 ]
 
 
