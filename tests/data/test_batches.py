@@ -1,5 +1,3 @@
-"""Micro-batches: padded tensors, weights, and digests of global batches."""
-
 from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,9 +6,7 @@ import pytest
 import torch
 from samples_of_text import ELEVEN, dealt, rank_batches
 
-from minitrain.data import batches as module
-from minitrain.data.batches import IGNORE_INDEX, MicroBatch, RankBatches, ShardFiles
-from minitrain.data.shards import Samples
+from minitrain.data.batches import IGNORE_INDEX, MicroBatch, ShardFiles
 from minitrain.train.step_record import ledger_entry
 
 
@@ -42,9 +38,7 @@ def test_padding_by_hand(tmp_path: Path) -> None:
     assert batch.inputs["input_ids"].tolist() == [[255, 97, 98, 255, 0, 0, 0, 0]]
     assert batch.inputs["labels"].tolist() == [[255, 97, 98, 255, *[-100] * 4]]
     assert (batch.num_targets, batch.global_targets) == (3, 3)
-    assert (
-        batch.inputs["input_ids"].dtype == batch.inputs["labels"].dtype == torch.int64
-    )
+    assert {tensor.dtype for tensor in batch.inputs.values()} == {torch.int64}
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
@@ -129,9 +123,8 @@ def test_ledger_counts_samples_and_those_that_come_twice() -> None:
 def test_device_is_that_of_the_tensors(tmp_path: Path) -> None:
     batches = rank_batches(tmp_path, 0, 1, ELEVEN)
     batches.device = torch.device("meta")
-    batch = batches.micro_batches(0)[0]
-    assert batch.inputs["input_ids"].is_meta
-    assert batch.inputs["labels"].is_meta
+    (batch,) = batches.micro_batches(0)
+    assert all(tensor.is_meta for tensor in batch.inputs.values())
 
 
 def test_loss_is_that_of_the_model_in_every_epoch(tmp_path: Path) -> None:
@@ -153,20 +146,15 @@ def test_parts_of_a_batch_are_its_samples_in_turn(tmp_path: Path) -> None:
     assert sum(part.num_targets for part in parts) == whole.num_targets
 
 
-def shards_of_one_process(
-    folder: Path, shards: list[int], num_files: int, num_micro_batches: int = 1
-) -> RankBatches:
-    """Return some of four shards."""
-    data = ShardFiles(dealt(folder, num_files, ELEVEN), num_files, 8, 4, seed=3)
-    return data.open(shards, 4, num_micro_batches)
-
-
 @pytest.mark.parametrize("num_files", [1, 2, 4])
 @pytest.mark.parametrize("num_micro_batches", [1, 2])
 def test_shards_of_a_process_come_in_turn(
     tmp_path: Path, num_files: int, num_micro_batches: int
 ) -> None:
-    batches = shards_of_one_process(tmp_path, [1, 3], num_files, num_micro_batches)
+    data = ShardFiles(dealt(tmp_path, num_files, ELEVEN), num_files, 8, 4, seed=3)
+    batches = data.open([1, 3], 4, num_micro_batches)
+    # files of other shards stay closed
+    assert {*batches.files} == {1 % num_files, 3 % num_files}
     apart = [
         rank_batches(tmp_path, shard, 4, ELEVEN, num_micro_batches=num_micro_batches)
         for shard in (1, 3)
@@ -179,18 +167,3 @@ def test_shards_of_a_process_come_in_turn(
         assert [part.shard for part in found] == in_turn
         assert [part.digests for part in found] == [part.digests for part in expected]
         assert [texts_of(p) for p in found] == [texts_of(p) for p in expected]
-
-
-def test_files_of_other_shards_stay_closed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened: list[int] = []
-    read = module.open_shard
-
-    def spy(folder: Path, rank: int) -> Samples:
-        opened.append(rank)
-        return read(folder, rank)
-
-    monkeypatch.setattr(module, "open_shard", spy)
-    shards_of_one_process(tmp_path, [1, 3], num_files=2).micro_batches(0)
-    assert opened == [1]

@@ -1,5 +1,3 @@
-"""Batches in memory: the samples of each shard, by hand."""
-
 from collections import namedtuple
 from hashlib import sha256
 from typing import Any

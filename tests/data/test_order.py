@@ -1,5 +1,3 @@
-"""Global order: every sample once per epoch, equal for every world size."""
-
 from itertools import chain
 
 import numpy as np

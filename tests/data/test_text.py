@@ -1,22 +1,12 @@
-"""Your own text as samples: accepted and rejected files, long samples."""
-
-from itertools import pairwise
 from pathlib import Path
 
-from hypothesis import example, given
-from hypothesis import strategies as st
 from one_line import refusal
 
 from minitrain.core.files import write_jsonl
-from minitrain.data.text import (
-    fit_to_block,
-    read_corpus,
-    tokenize,
-)
+from minitrain.data.text import fit_to_block, read_corpus, tokenize
 
 
 def texts(folder: Path, data: bytes, name: str = "mine.txt") -> list[str]:
-    """Return the texts of a file with content ``data``."""
     (folder / name).write_bytes(data)
     return [sample["text"] for sample in read_corpus(folder / name)]
 
@@ -45,8 +35,6 @@ BAD = [
     ("a.txt", b"", ": holds no samples"),
     ("a.txt", b"\xef\xbb\xbf\n  \n\t\n", ": holds no samples"),
     ("a.txt", b"ok\n\xe9t\xe9\n", ":2: byte 0xe9 is not"),
-    ("a.txt", "ok\n".encode("utf-16"), ":1: byte 0xff is"),
-    ("a.jsonl", b'{"text": "a"}\n{"text": "\xff"}\n', ":2: byte 0xff"),
     ("a.jsonl", b'{"text": "a"}\n{"text": \n', ":2: not JSON: "),
     ("a.jsonl", b'\n\n["a"]\n', ":3: must be an object"),
     ("a.jsonl", b'{"txt": "a"}\n', ":1: must be an object"),
@@ -54,7 +42,6 @@ BAD = [
     ("a.jsonl", b'{"text": " "}\n', ":1: must be an object"),
     ("a.jsonl", b'{"text": "\\ud800"}\n', ":1: not JSON: "),
     ("a.jsonl", b'{"text": "a", "b": NaN}\n', ":1: not JSON: "),
-    ("a.jsonl", b'{"text": "a", "b": 1e999}\n', ":1: not JSON: "),
     ("gone.txt", None, ": no such file; corpus.source must name one"),
 ]
 
@@ -78,22 +65,5 @@ def test_tokens_are_bytes_between_boundaries() -> None:
 def test_split_by_hand() -> None:
     # targets are bcd, efg, hi: each piece starts with the last token of the one before
     assert fit_to_block(b"abcdefghi", 4, "split") == [b"abcd", b"defg", b"ghi"]
-
-
-@given(st.binary(min_size=2, max_size=60), st.integers(2, 20))
-@example(b"abcde", 4)
-def test_split_makes_every_token_but_the_first_a_target_once(
-    tokens: bytes, block_size: int
-) -> None:
-    pieces = fit_to_block(tokens, block_size, "split")
-    assert all(2 <= len(piece) <= block_size for piece in pieces)
-    assert b"".join(piece[1:] for piece in pieces) == tokens[1:]
-    # and each target follows the same token as in the text
-    pairs = [pair for piece in pieces for pair in pairwise(piece)]
-    assert pairs == list(pairwise(tokens))
-
-
-@given(st.binary(min_size=2, max_size=60), st.integers(2, 20))
-def test_cut_keeps_the_beginning(tokens: bytes, block_size: int) -> None:
-    (piece,) = fit_to_block(tokens, block_size, "cut")
-    assert piece == tokens[: min(len(tokens), block_size)]
+    # no piece is without a target
+    assert fit_to_block(b"abcdefg", 4, "split") == [b"abcd", b"defg"]
