@@ -1,5 +1,3 @@
-"""Generated sentences: agreement, labels, order, distinctness, limits."""
-
 import itertools
 from collections import Counter
 from collections.abc import Sequence
@@ -74,7 +72,7 @@ def start_of(tense: str, person: str, polarity: str, mood: str) -> str:
 
 
 def count_sentences(verbs: Sequence[Verb]) -> int:
-    """Return the number of sentences in the grammar, duplicates included."""
+    # duplicates included
     return sum(walk.size for walk in _walks(verbs))
 
 
@@ -125,9 +123,7 @@ def test_texts_are_distinct_short_and_determined_by_the_seed(
 # lemma and sentence, by hand
 EXPECTED = [
     ("be", "I'm kind every day."),
-    ("be", "I'm not rude."),
     ("be", "Am I not careful?"),
-    ("be", "You two aren't patient."),
     ("be", "They're being polite now."),
     ("be", "Weren't Ben and I polite?"),
     ("be", "He's been patient today."),
@@ -136,7 +132,6 @@ EXPECTED = [
     ("do", "I don't do research."),
     ("go", "Didn't you and Sam go home?"),
     ("go", "She'll be going home tonight."),
-    ("lie", "It lay in the sun yesterday."),
     ("lie", "Hasn't the cat been lying on the grass all day?"),
     ("put", "My wife and I will have been putting cups on the table for hours."),
     ("know", "I've known the truth for years."),

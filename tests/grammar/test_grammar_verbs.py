@@ -1,5 +1,3 @@
-"""Reading of a verb table, and one line for each error."""
-
 from pathlib import Path
 
 from one_line import refusal

@@ -1,5 +1,3 @@
-"""MiniGPT: shapes, causality, the loss by hand, and its size."""
-
 import math
 
 import pytest
@@ -17,7 +15,6 @@ ROUNDING = 1e-12
 
 @pytest.fixture
 def model() -> MiniGPT:
-    """Build a model with two layers, two heads, ten tokens, blocks of six."""
     torch.manual_seed(0)
     return MiniGPT(vocab_size=10, block_size=6, n_layer=2, n_head=2, n_embd=8)
 
@@ -81,7 +78,6 @@ def naive_attention(state: State, x: Tensor, heads: int) -> Tensor:
 
 
 def test_against_an_independent_implementation(model: MiniGPT) -> None:
-    """Loss, logits and gradients, with the same state."""
     model = model.double()
     with torch.no_grad():
         # biases start at 0 and norms at 1, which would hide their omission
