@@ -1,5 +1,3 @@
-"""The step account of synthetic timings; expected means are computed by hand."""
-
 import math
 from itertools import product
 from typing import Any
@@ -193,15 +191,13 @@ def test_ddps_own_log_beside_the_clock() -> None:
     assert all(said == missing for said in says.values())
 
 
-@pytest.mark.parametrize(
-    "table", [timings(), pd.DataFrame(columns=timings().columns)], ids=["late", "empty"]
-)
-def test_nothing_left_to_summarize(table: pd.DataFrame) -> None:
-    assert account(table, 1000) == []
-    assert means(account(table, 1000)) == {"step_ms": None}
-    summary = summarize(table, 1000)
-    assert summary.pop("num_steps_summarized") == 0
-    assert set(summary.values()) == {None}
+def test_nothing_left_to_summarize() -> None:
+    for table in (timings(), pd.DataFrame(columns=timings().columns)):
+        assert account(table, 1000) == []
+        assert means(account(table, 1000)) == {"step_ms": None}
+        summary = summarize(table, 1000)
+        assert summary.pop("num_steps_summarized") == 0
+        assert set(summary.values()) == {None}
 
 
 def test_summary_by_hand() -> None:
@@ -255,13 +251,12 @@ def test_ranks_of_several_hosts_have_no_skew() -> None:
 def test_intervals_are_around_the_means_of_the_account() -> None:
     table = pd.DataFrame(account(timings(), WARMUP)).set_index("part")
     table = table[table["rank"] == "rank 0"]
-    assert (table["low_ms"] <= table["mean_ms"]).all()
-    assert (table["mean_ms"] <= table["high_ms"]).all()
     # two samples, 16 and 20: a quarter of the draws are both 16, a quarter both 20
     assert tuple(table.loc["forward_ms", ["low_ms", "high_ms"]]) == (16, 20)
-    # a constant component has no width, and the draws are the same every time
-    assert account(timings(), WARMUP) == account(timings(), WARMUP)
+    # a constant component has no width
     assert tuple(table.loc["data_ms", ["low_ms", "mean_ms", "high_ms"]]) == (1, 1, 1)
+    # the draws are the same every time
+    assert account(timings(), WARMUP) == account(timings(), WARMUP)
 
 
 def width(rows: pd.DataFrame, part: str) -> float:
@@ -270,13 +265,12 @@ def width(rows: pd.DataFrame, part: str) -> float:
     return float(high - low)
 
 
-@pytest.mark.parametrize("num_ranks", [1, 4])
-def test_interval_of_a_difference_holds_the_noise_of_both(num_ranks: int) -> None:
-    """Interference: 400 steps and 400 calibrations, half of each 1 ms longer. More
-    ranks that are slow at the same steps do not make it more certain.
+def test_interval_of_a_difference_holds_the_noise_of_both() -> None:
+    """Interference: 400 steps and 400 calibrations, half of each 1 ms longer. Four
+    ranks that are slow at the same steps are no more certain than one.
     """
     table = []
-    for rank, i in product(range(num_ranks), range(400)):
+    for rank, i in product(range(4), range(400)):
         table.append(plain(20 + i, rank, to_last_bucket_ms=60 + i % 2))
         table.append(bracketed(500 + i, rank, backward_compute_ms=55 + i % 2))
     both = pd.DataFrame(table)

@@ -1,5 +1,3 @@
-"""Comparison of arms; expected numbers are computed by hand."""
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -56,7 +54,9 @@ def test_spread_is_the_median_over_arms() -> None:
 
 
 def test_scaling_interpolates_linearly() -> None:
-    table = exact()
+    # arms of an earlier setting are left out
+    table = rounds(arms([1, 2, 4]) | arms([1, 2]), num_rounds=5)
+    assert set(baseline(table).scaling()["arm"]) == {*arms([1, 2])}
     mine = table["arm"] == "gloo-2"
     table.loc[mine, "tokens"] = 600
     table.loc[mine, "seconds"] = [6.0, 3.0, 2.0, 1.5, 0.6]
@@ -75,7 +75,8 @@ def test_ratio_is_paired_so_that_drift_cancels() -> None:
     there = measured.compare("gloo-2", "one_process")
     assert (there.ratio, there.low, there.high) == pytest.approx((1.6, 1.6, 1.6))
     assert (there.num_rounds, there.verdict) == (5, "faster")
-    assert measured.compare("one_process", "gloo-2").verdict == "slower"
+    back = measured.compare("one_process", "gloo-2")
+    assert (back.ratio, back.verdict) == (pytest.approx(1 / 1.6), "slower")
 
 
 def test_ratio_is_a_median_within_its_interval() -> None:
@@ -91,16 +92,6 @@ def test_ratio_is_a_median_within_its_interval() -> None:
     # the largest
     assert compared.low == pytest.approx(1.1)
     assert compared.high == pytest.approx(4.0)
-
-
-def test_swapping_the_arms_inverts_ratio_and_interval() -> None:
-    measured = baseline(rounds(arms([1, 2, 4]) | arms([1, 2])))
-    # arms of an earlier setting are left out
-    assert "gloo-4" not in set(measured.scaling()["arm"])
-    there = measured.compare("gloo-2", "one_process")
-    back = measured.compare("one_process", "gloo-2")
-    assert back.ratio == pytest.approx(1 / there.ratio)
-    assert (back.low, back.high) == pytest.approx((1 / there.high, 1 / there.low))
 
 
 def test_noise_floor_counts_a_disturbed_round() -> None:

@@ -1,5 +1,3 @@
-"""Verdicts of ladders: a missing rung never improves a verdict."""
-
 from typing import Any
 
 import pytest
