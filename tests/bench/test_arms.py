@@ -1,5 +1,3 @@
-"""The arms of the speed comparison, and the timing of a turn."""
-
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -79,9 +77,7 @@ def test_threads_of_every_arm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Noted(Contestant):
-    """Logs the order of events in a turn."""
-
-    def __init__(self, seen: list[str]) -> None:
+    def __init__(self, seen: list[Any]) -> None:
         self.arm, self.group, self.next_step = Arm("noted", 2, 3), None, 0
         self.seen = seen
         one = SimpleNamespace(global_targets=5)
@@ -97,7 +93,7 @@ def test_barriers_enclose_the_timed_steps_of_a_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Without the second barrier, the fastest rank would set the time of a turn."""
-    seen: list[str] = []
+    seen: list[Any] = []
 
     def read() -> int:
         seen.append("clock")
@@ -105,11 +101,10 @@ def test_barriers_enclose_the_timed_steps_of_a_turn(
 
     monkeypatch.setattr(arms.dist, "barrier", lambda _: seen.append("barrier"))
     monkeypatch.setattr(arms.time, "perf_counter_ns", read)
-    set_threads = lambda count: seen.append(f"threads {count}")  # noqa: E731
-    monkeypatch.setattr(arms.torch, "set_num_threads", set_threads)
+    monkeypatch.setattr(arms.torch, "set_num_threads", lambda n: seen.append(n))
     _, tokens = Noted(seen).take_turn(2)
-    begins = ["threads 3", "train [0]", "barrier", "clock"]
-    assert seen == [*begins, "train [1, 2]", "barrier", "clock", "loss"]
+    timed = ["barrier", "clock", "train [1, 2]", "barrier", "clock"]
+    assert seen == [3, "train [0]", *timed, "loss"]
     assert tokens == 10
 
 

@@ -1,5 +1,3 @@
-"""The collective ledger: counts match the expectations of strategies."""
-
 import os
 from itertools import product
 from pathlib import Path

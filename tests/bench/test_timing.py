@@ -1,6 +1,3 @@
-"""The timing stage: the steps that it summarizes."""
-
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,6 +9,7 @@ from report_inputs import provenance_of
 
 from minitrain.analysis.account import account, ddp_says, means
 from minitrain.analysis.stragglers import find_stragglers
+from minitrain.core.files import read_json, write_json, write_jsonl
 from minitrain.train.clock import kind_of_step
 from stages import timing
 
@@ -54,51 +52,53 @@ def step(number: int, rank: int) -> dict[str, Any]:
     }
 
 
-@pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with all inputs of the stage."""
+def rows_of(world_size: int) -> list[dict[str, Any]]:
+    return [step(n, rank) for n in range(NUM_STEPS) for rank in range(world_size)]
+
+
+def write_run(
+    folder: Path, world_size: int, rows: list[dict[str, Any]], **changes: Any
+) -> None:
+    """Write the timings of a run, and its provenance with ``changes``."""
+    origin = provenance_of(world_size, num_steps=NUM_STEPS, **changes)
+    write_json(folder / "provenance.json", origin)
+    write_jsonl(folder / "timings.jsonl", rows)
+
+
+@pytest.fixture(autouse=True)
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work in a folder with all inputs of the stage."""
     monkeypatch.chdir(tmp_path)
     shutil.copy(PARAMS_FILE, tmp_path)
     steps = {"train.num_steps": NUM_STEPS, "train.num_warmup_steps": WARMUP}
     set_params(tmp_path, steps)
-    (tmp_path / "metrics").mkdir()
     for run, world_size in RUNS.items():
-        folder = tmp_path / "data/runs" / run
-        folder.mkdir(parents=True)
-        origin = provenance_of(world_size, num_steps=NUM_STEPS)
-        (folder / "provenance.json").write_text(json.dumps(origin))
-        rows = [step(n, rank) for n in range(NUM_STEPS) for rank in range(world_size)]
-        write_timings(folder, rows)
-    return tmp_path
+        write_run(Path("data/runs", run), world_size, rows_of(world_size))
 
 
-def write_timings(folder: Path, rows: list[dict[str, Any]]) -> None:
-    lines = [json.dumps(row) + "\n" for row in rows]
-    (folder / "timings.jsonl").write_text("".join(lines))
-
-
-def test_run_on_a_busy_machine_is_marked(project: Path) -> None:
-    file = project / "data/runs/gloo-2/provenance.json"
-    load = {"others_share": 0.4, "steal_share": 0.0}
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"load": load}))
+def timed_runs() -> dict[str, Any]:
     timing.main()
-    found = json.loads((project / "metrics/timing.json").read_text())
-    assert {run: of["machine_busy"] for run, of in found.items()} == {
+    return read_json(Path("metrics/timing.json"))
+
+
+def test_run_on_a_busy_machine_is_marked() -> None:
+    load = {"others_share": 0.4, "steal_share": 0.0}
+    write_run(Path("data/runs/gloo-2"), 2, rows_of(2), load=load)
+    assert {run: of["machine_busy"] for run, of in timed_runs().items()} == {
         "gloo-1": None,
         "gloo-2": "other processes used 40 % of the CPU",
     }
-    parts = pd.read_csv(project / "metrics/account.csv").groupby("run")["mean_ms"]
+    parts = pd.read_csv("metrics/account.csv").groupby("run")["mean_ms"]
     assert parts.count()["gloo-1"] > 0
     assert parts.count()["gloo-2"] == 0
 
 
-def test_no_step_of_the_warm_up_is_in_any_number(project: Path) -> None:
-    timing.main()
-    written = json.loads((project / "metrics/timing.json").read_text())
-    intervals = pd.read_csv(project / "metrics/account.csv")
+def test_no_step_of_the_warm_up_is_in_any_number() -> None:
+    written = timed_runs()
+    intervals = pd.read_csv("metrics/account.csv")
     for run, world_size in RUNS.items():
-        rows = [step(n, rank) for n in range(NUM_STEPS) for rank in range(world_size)]
-        late = pd.DataFrame([row for row in rows if row["step"] >= WARMUP])
+        rows = pd.DataFrame(rows_of(world_size))
+        late = rows[rows["step"] >= WARMUP]
         # as without a warm-up
         assert written[run]["account"] == means(account(late, 0))
         assert written[run]["ddp_says"] == ddp_says(late, 0)
@@ -112,32 +112,25 @@ def test_no_step_of_the_warm_up_is_in_any_number(project: Path) -> None:
         assert intervals[intervals["run"] == run]["high_ms"].max() < 100
 
 
-def test_clocks_of_several_hosts_are_not_compared(project: Path) -> None:
-    """The clock of rank 1 started an hour before the clock of rank 0."""
-    folder = project / "data/runs/gloo-2"
-    rows = [step(n, rank) for n in range(NUM_STEPS) for rank in range(2)]
+def test_clocks_of_several_hosts_are_not_compared() -> None:
+    # the clock of rank 1 started an hour before the clock of rank 0
+    rows = rows_of(2)
     for row in rows:
         row["last_bucket_at_ns"] += row["rank"] * 3600 * 10**9
-    write_timings(folder, rows)
     found = []
     for hosts in (1, 2):
-        origin = provenance_of(2, num_steps=NUM_STEPS, num_hosts=hosts)
-        (folder / "provenance.json").write_text(json.dumps(origin))
-        timing.main()
-        told = json.loads((project / "metrics/timing.json").read_text())
-        found.append([told["gloo-2"][key] for key in ("num_hosts", "skew_p50_ms")])
-    assert found == [[1, pytest.approx(3.6e6, rel=1e-6)], [2, None]]
+        write_run(Path("data/runs/gloo-2"), 2, rows, num_hosts=hosts)
+        told = timed_runs()["gloo-2"]
+        found.append((told["num_hosts"], told["skew_p50_ms"]))
+    assert found == [(1, pytest.approx(3.6e6, rel=1e-6)), (2, None)]
 
 
-def test_strategy_says_which_steps_tell_of_stragglers(project: Path) -> None:
-    """Under hierarchical only bracketed ones: 14, 19, 24, 29."""
-    folder, steps = project / "data/runs/gloo-2", []
-    for sync in ("ddp", "hierarchical"):
-        origin = provenance_of(2, num_steps=NUM_STEPS, sync=sync)
-        (folder / "provenance.json").write_text(json.dumps(origin))
-        timing.main()
-        told = json.loads((project / "metrics/timing.json").read_text())
-        steps.append(told["gloo-2"]["stragglers"]["num_steps"])
-        undecided = told["gloo-2"]["stragglers"]["undecided"]
-    assert steps == [10, 4]
-    assert undecided == "4 steps are too few, at least 8 are needed"
+def test_strategy_says_which_steps_tell_of_stragglers() -> None:
+    # under hierarchical only bracketed ones: 14, 19, 24, 29
+    for sync, steps, why in (
+        ("ddp", 10, None),
+        ("hierarchical", 4, "4 steps are too few, at least 8 are needed"),
+    ):
+        write_run(Path("data/runs/gloo-2"), 2, rows_of(2), sync=sync)
+        told = timed_runs()["gloo-2"]["stragglers"]
+        assert (told["num_steps"], told["undecided"]) == (steps, why)
