@@ -1,8 +1,4 @@
-"""Ranks from plain Python: results, failures, time limits, and cleanup."""
-
 import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -18,7 +14,7 @@ from waiting import GENEROUS_S
 import minitrain
 from minitrain.comm.groups import distributed
 from minitrain.comm.heartbeat import my_heartbeat
-from minitrain.core.errors import RankError, UserError
+from minitrain.core.errors import RankError
 from minitrain.harness.launcher import launch
 
 pytestmark = pytest.mark.real_launch
@@ -58,11 +54,6 @@ def test_launch_ends_in_time_and_names_the_rank_that_is_missing() -> None:
     with pytest.raises(RankError, match=r"rank 1 \(.*\): no answer within 30 s, hangs"):
         launch(wait_for_rank_1, 2, timeout_s=30)
     assert time.monotonic() - start < GENEROUS_S
-
-
-def test_world_size_must_be_positive() -> None:
-    with pytest.raises(UserError, match="world_size = 0: must be at least 1"):
-        launch(rank_and_sum, 0, 1)
 
 
 SCRIPT = """
@@ -106,10 +97,7 @@ def test_working_folder_has_modules_and_hides_none(tmp_path: Path) -> None:
     (tmp_path / "json.py").write_text("raise SystemExit('not this one')\n")
     # minitrain itself is found by the last finder if it is installed to be edited
     (tmp_path / "minitrain").mkdir()
-    command = [sys.executable, "-P", "-c", IMPORTED]
-    done = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, timeout=GENEROUS_S
-    )
+    done = run_python("-P", "-c", IMPORTED, folder=tmp_path)
     assert done.stdout == f"[{minitrain.__file__!r}]\n", done.stderr
 
 
@@ -152,6 +140,7 @@ def test_last_line_that_native_code_wrote_is_reported(how: Callable[[], None]) -
         launch(writes_and_exits, 1, how, timeout_s=GENEROUS_S)
 
 
-def test_arguments_that_cannot_be_sent_are_one_line() -> None:
+def test_what_cannot_be_launched_is_one_line() -> None:
+    assert "world_size = 0: must be at least 1" in refusal(launch, print, 0)
     line = refusal(launch, print, 1, threading.Lock())
     assert line.startswith("fn or args cannot be sent to the ranks: TypeError: ")

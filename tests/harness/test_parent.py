@@ -1,6 +1,3 @@
-"""Ranks exit with their launcher, even if stopped or unable to run Python."""
-
-import os
 import signal
 import subprocess
 import sys
@@ -8,7 +5,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from project import ROOT, environment
+from project import ROOT, environment, run_python
 from waiting import GENEROUS_S, wait_for
 from waiting import ended as has_ended
 
@@ -24,20 +21,20 @@ subprocess.Popen([sys.executable, "-c", stops], start_new_session=True)
 time.sleep(60)
 """
 LAUNCH = "import faulty_rank as f; from minitrain import launch; launch(f.be_a_rank, 2,"
-STARTED_BY = {
-    "torchrun": ["-m", "faulty_rank", "{how}", "2", "60"],
-    "launch": ["-c", LAUNCH + " '{how}', 60.0)"],
-}
 
 
 @pytest.mark.parametrize(
-    ("launcher", "how"), [("torchrun", "stops"), ("launch", "works")]
+    ("how", "command"),
+    [
+        ("stops", ["-m", "faulty_rank", "stops", "2", "60"]),
+        ("works", ["-c", f"{LAUNCH} 'works', 60.0)"]),
+    ],
+    ids=["torchrun", "launch"],
 )
 def test_ranks_end_when_their_launcher_is_killed(
-    launcher: str, how: str, tmp_path: Path
+    how: str, command: list[str], tmp_path: Path
 ) -> None:
     """kill -9 runs no cleanup, and a stopped process runs no code."""
-    command = [part.format(how=how) for part in STARTED_BY[launcher]]
     process = subprocess.Popen(
         [sys.executable, *command],
         cwd=ROOT / "tests/support",
@@ -79,13 +76,8 @@ def at_fault(temporary: Path) -> list[Path]:
 
 
 def test_rank_whose_launcher_is_gone_already_ends() -> None:
-    """The launcher's pid differs from its parent's."""
-    code = (
-        "from minitrain.core.signals import end_with_launcher;"
-        "end_with_launcher(); print('still here')"
-    )
-    variables = {**os.environ, "MINITRAIN_LAUNCHER_PID": "1", STORE: "x"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=variables, capture_output=True, text=True
-    )
+    code = "from minitrain.core.signals import end_with_launcher;"
+    code += "end_with_launcher(); print('still here')"
+    # not its parent's pid
+    done = run_python("-c", code, MINITRAIN_LAUNCHER_PID="1", **{STORE: "x"})
     assert (done.returncode, done.stdout) == (2, "")

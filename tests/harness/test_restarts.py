@@ -1,5 +1,3 @@
-"""Restarts of lost ranks; no restart for mistakes and repeated failures."""
-
 from collections.abc import Sequence
 
 import pytest

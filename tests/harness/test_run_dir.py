@@ -1,5 +1,3 @@
-"""Rendezvous folder: private, removed after kill -9, without touching others."""
-
 import fcntl
 import os
 import shutil
@@ -14,11 +12,7 @@ from one_line import refusal
 from project import run_python
 
 from minitrain.harness import run_dir
-from minitrain.harness.run_dir import (
-    PREFIX,
-    private_folder,
-    remove_abandoned,
-)
+from minitrain.harness.run_dir import PREFIX, private_folder, remove_abandoned
 
 MAKES_ONE = """
 import sys
@@ -106,14 +100,9 @@ def test_full_folder_for_temporary_files_is_one_line(
     usage = shutil.disk_usage("/")._replace(free=4096)
     monkeypatch.setattr(run_dir.shutil, "disk_usage", lambda path: usage)
 
-    def enter() -> None:
-        with private_folder():
-            pass
-
-    line = refusal(enter)
-    assert line.startswith(
-        f"{tempfile.gettempdir()}: no space left on the disk: 0.0 MB"
-    )
+    line = refusal(private_folder().__enter__)
+    where = tempfile.gettempdir()
+    assert line.startswith(f"{where}: no space left on the disk: 0.0 MB")
     assert "TMPDIR" in line
 
 

@@ -1,5 +1,3 @@
-"""Ranks under torchrun, on one host and on two: how they start, and how they end."""
-
 import os
 import re
 import signal
@@ -12,7 +10,7 @@ from pathlib import Path
 import pytest
 from one_line import refusal
 from ports import free_port
-from project import environment, run_python
+from project import run_in, run_python
 from thorough import thorough_after
 from waiting import GENEROUS_S, wait_for
 
@@ -43,7 +41,6 @@ if __name__ == "__main__":
 def test_what_another_torchrun_left_is_one_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Before, such a process took itself for a rank of a world of four."""
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "another")
     for name, value in zip(ENVIRONMENT, ["3", "4", "127.0.0.1", "29500"], strict=True):
         monkeypatch.setenv(name, value)
@@ -84,21 +81,13 @@ def test_ranks_end_well_without_a_proc_of_their_own(
     space: list[str], tmp_path: Path
 ) -> None:
     (tmp_path / "ranks.py").write_text(TORCHRUN)
-    done = subprocess.run(
-        ["unshare", *space, sys.executable, "-m", "ranks"],
-        cwd=tmp_path,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=GENEROUS_S,
-    )
+    done = run_in(tmp_path, "unshare", *space, sys.executable, "-m", "ranks")
     assert (done.returncode, done.stdout) == (0, "torchrun 2\n"), done.stderr
 
 
 def test_rank_that_is_ended_while_it_reports_has_no_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before, half a report was read, and that rank named as the cause."""
     monkeypatch.setattr(Path, "rename", lambda *_: None)
     write_report(tmp_path, 1, RankError("a bug"))
     assert read_report(tmp_path, 1) is None
@@ -188,7 +177,6 @@ def run_two(folder: Path, late: int, code: int) -> list[tuple[int, str]]:
 def test_rank_that_ends_after_those_of_the_other_host_is_waited_for(
     late: int, code: int, tmp_path: Path
 ) -> None:
-    """Before, the other host waited for 300 s, and then named this one as lost."""
     first, second = run_two(tmp_path, late, code)
     assert first[0] == second[0] == (2 if code else 0), (first, second)
     failed = rf"error: rank {late} \(process \d+ on \S+\): exited with code 7 "
