@@ -1,5 +1,3 @@
-"""Charts are drawn for every kind of result, with reproducible bytes."""
-
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,7 +32,7 @@ def drawn() -> Iterator[list[Figure]]:
         yield figures
 
 
-@pytest.mark.parametrize("world_sizes", [[1], [2], [1, 2, 4]])
+@pytest.mark.parametrize("world_sizes", [[1], [1, 2, 4]])
 def test_scaling(world_sizes: list[int], tmp_path: Path, drawn: list[Figure]) -> None:
     path = tmp_path / "scaling.png"
     draw_scaling(facts(world_sizes), "The finding", path)
@@ -43,23 +41,15 @@ def test_scaling(world_sizes: list[int], tmp_path: Path, drawn: list[Figure]) ->
     assert "The finding" in shown
     labels = {text.partition("\n")[0] for text in shown}
     assert {"one process, 1 thread", "one process, both cores"} <= labels
-    several = {
-        "DDP",
-        "no communication",
-        f"ideal: {max(world_sizes)} times one process",
-    }
-    assert (several <= labels) == (max(world_sizes) > 1)
+    several = {"DDP", "no communication", "ideal: 4 times one process"}
+    assert labels & several == (several if max(world_sizes) > 1 else set())
 
 
 def test_scaling_labels_carry_the_medians_and_do_not_overlap(
     tmp_path: Path, drawn: list[Figure]
 ) -> None:
-    speeds = {
-        "gloo_2": 10_000,
-        "gloo_2_no_sync": 10_010,
-        "one_process_all_cores": 9_990,
-    }
-    f = facts([2], speeds=speeds)
+    speeds = {"gloo_2_no_sync": 10_010, "one_process_all_cores": 9_990}
+    f = facts([2], speeds=speeds | {"gloo_2": 10_000})
     draw_scaling(f, "word " * 40, tmp_path / "scaling.png")
     # a long title wraps inside the picture
     title, axes = drawn[0].texts[0].get_window_extent(), drawn[0].axes[0]
@@ -116,10 +106,8 @@ def test_pictures_of_a_busy_machine_show_no_number(
     accounts = {"gloo-1": account_of(1)}
     draw_account(accounts, "t", tmp_path / "account.png", ["gloo-2"])
     (axes,) = drawn[0].axes
-    assert [label.get_text() for label in axes.get_yticklabels()] == [
-        "gloo-1",
-        "gloo-2",
-    ]
+    runs = [label.get_text() for label in axes.get_yticklabels()]
+    assert runs == ["gloo-1", "gloo-2"]
     assert texts(drawn[0]).count("not measured (machine busy)") == 1
     load = {"others_share": 0.4, "steal_share": 0.0}
     busy = facts([1, 2], baseline_provenance=provenance_of(1, load=load))
