@@ -130,8 +130,8 @@ def nothing_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
         child.kill()
     # else later tests would find them, too
     psutil.wait_procs(left, timeout=GENEROUS_S)
-    names = (environment.keys() | os.environ.keys()) - SET_BY_OTHERS
-    changed = {n for n in names if environment.get(n) != os.environ.get(n)}
+    differing = environment.items() ^ os.environ.items()
+    changed = {name for name, _ in differing} - SET_BY_OTHERS
     os.environ.clear()
     os.environ.update(environment)
     assert not left, f"processes left behind: {left}"

@@ -37,7 +37,6 @@ STEPS = 2
 
 
 def params(*world_sizes: int) -> Params:
-    """A tiny model; turns of two timed steps."""
     tiny = tiny_params()
     gloo = tiny.gloo.model_copy(update={"world_sizes": list(world_sizes)})
     baseline = tiny.baseline.model_copy(update={"steps_per_round": STEPS})
@@ -186,8 +185,6 @@ def test_arms_communicate_or_do_not_as_their_names_say(shards: Path) -> None:
 
 
 class Counting(Contestant):
-    """A loop that only records the requested steps."""
-
     asked: list[list[int]]
 
     def train(self, steps: Iterable[int]) -> None:
@@ -196,8 +193,6 @@ class Counting(Contestant):
 
 @dataclass(frozen=True)
 class Foreign(Arm):
-    """An arm with a foreign loop."""
-
     def enter(self, params: Params, shards: Path, group: Any) -> Contestant:
         made = Counting(self, params, shards, group)
         made.asked = []

@@ -29,7 +29,6 @@ def raising(error: BaseException) -> Callable[[], NoReturn]:
 def outcome(
     main: Callable[[], None], capsys: pytest.CaptureFixture[str]
 ) -> tuple[object, str]:
-    """Return exit code and stderr of a stage that fails."""
     with pytest.raises(SystemExit) as raised:
         run_stage(main)
     return raised.value.code, capsys.readouterr().err

@@ -43,7 +43,6 @@ def contents(folder: Path) -> dict[str, str]:
 
 
 def write(path: Path, text: str, *, as_folder: bool, fail: bool = False) -> None:
-    """Write a file, or a folder with one, and fail halfway."""
     with atomic_path(path) as temporary:
         if as_folder:
             temporary.mkdir()

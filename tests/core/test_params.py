@@ -12,7 +12,6 @@ TEXT = PARAMS_FILE.read_text(encoding="utf-8")
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Return a copy of the tests' parameters."""
     path = tmp_path / "params.yaml"
     path.write_text(TEXT, encoding="utf-8")
     return path
@@ -26,7 +25,6 @@ def changed(path: Path, **changes: Any) -> Params:
 
 
 def line_of(path: Path, changes: dict[str, Any]) -> str:
-    """Return the error for the tests' params.yaml with ``changes``."""
     path.write_text(TEXT)
     set_params(path.parent, changes)
     return refusal(load_params, path)

@@ -69,7 +69,6 @@ def test_provenance() -> None:
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """Create a committed project with one stage and one study."""
     for name, text in {
         ".dvc/config": "",
         "dvc.yaml": STAGES,

@@ -7,19 +7,15 @@ from hypothesis import strategies as st
 
 from minitrain.data.order import GlobalOrder, rank_part
 
-NUM_SAMPLES = st.integers(1, 60)
-BATCH_SIZE = st.integers(1, 16)
-SEED = st.integers(0, 2**32 - 1)
-EPOCH = st.integers(0, 100)
-
 
 def epoch_of(order: GlobalOrder, epoch: int = 0) -> list[list[int]]:
-    """Return the global batches of an epoch."""
     order.set_epoch(epoch)
     return [order.batch(step).tolist() for step in range(len(order))]
 
 
-@given(NUM_SAMPLES, BATCH_SIZE, SEED, EPOCH)
+@given(
+    st.integers(1, 60), st.integers(1, 16), st.integers(0, 2**32 - 1), st.integers(0, 9)
+)
 def test_every_sample_once_an_epoch_in_full_batches_but_the_last(
     num_samples: int, batch_size: int, seed: int, epoch: int
 ) -> None:
@@ -30,31 +26,15 @@ def test_every_sample_once_an_epoch_in_full_batches_but_the_last(
     assert sizes == [batch_size] * full + [rest] * (rest > 0)
 
 
-@given(NUM_SAMPLES, st.integers(1, 4), st.integers(1, 4), SEED)
-def test_parts_of_the_ranks_partition_the_batch(
-    num_samples: int, per_rank: int, world_size: int, seed: int
-) -> None:
-    order = GlobalOrder(num_samples, per_rank * world_size, seed)
-    for step in range(len(order)):
-        batch = order.batch(step)
-        parts = [rank_part(batch, rank, world_size) for rank in range(world_size)]
-        assert sorted(np.concatenate(parts)) == sorted(batch)
-        for rank, part in enumerate(parts):
-            assert [i for i in batch if i % world_size == rank] == part.tolist()
-        if len(batch) == order.global_batch_size:
-            assert [len(part) for part in parts] == [per_rank] * world_size
-
-
 def test_columns_hold_the_samples_that_are_dealt_to_them() -> None:
     # ten samples in four columns: 0 4 8 | 1 5 9 | 2 6 | 3 7
     order = GlobalOrder(10, 4, seed=0)
     batches = epoch_of(order)
     assert len(order) == 3
-    assert [[i % 4 for i in batch] for batch in batches] == [
-        [0, 1, 2, 3],
-        [0, 1, 2, 3],
-        [0, 1],
-    ]
+    columns = [[i % 4 for i in batch] for batch in batches]
+    assert columns == [[0, 1, 2, 3], [0, 1, 2, 3], [0, 1]]
+    first = order.batch(0)
+    assert [*rank_part(first, 1, 2)] == [first[1], first[3]]
 
 
 def test_same_seed_and_epoch_give_the_same_order() -> None:

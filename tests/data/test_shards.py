@@ -28,7 +28,6 @@ def shard_texts(shard: Samples) -> list[str]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Write shards of eleven texts for three ranks."""
     write_shards(tmp_path / "world-3", samples_of(ELEVEN), 3)
     return tmp_path / "world-3"
 

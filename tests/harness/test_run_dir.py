@@ -24,7 +24,6 @@ with private_folder() as folder:
 
 
 def start() -> tuple[subprocess.Popen[str], Path]:
-    """Start a process and return it with its folder."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     process = subprocess.Popen([sys.executable, "-c", MAKES_ONE], **pipes)
     return process, Path(process.stdout.readline().strip())

@@ -21,7 +21,6 @@ BATCH = batch_of([[1, 2, 3, 4], [5, 6]], 4)
 
 
 def section(file: Path | str = "nowhere.py", factory: str = "make") -> Model:
-    """Return the ``model`` section that names this file and factory."""
     return tiny_params().model.model_copy(
         update={"file": str(file), "factory": factory}
     )

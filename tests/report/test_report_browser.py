@@ -104,7 +104,6 @@ def chromium() -> Iterator[Browser]:
 
 
 def with_all_outcomes() -> Facts:
-    """Every kind of outcome, long words and many runs."""
     sizes = [1, 2, 4]
     ladders: dict[str, Any] = {f"gloo-{size}": ladder_of(size) for size in sizes}
     ladders["gloo-2"] |= {"verdict": "replay only", "rests_on": LONG}
@@ -116,7 +115,6 @@ def with_all_outcomes() -> Facts:
 
 
 def written(f: Facts, folder: Path) -> Path:
-    """The page of ``f`` with its pictures, in ``folder``."""
     (folder / "overview.svg").write_text(draw_overview(f))
     draw_scaling(f, "scaling", folder / "scaling.png")
     draw_account(f.accounts, "account", folder / "account.png")
@@ -170,7 +168,6 @@ def test_page_of_a_breach_is_readable(chromium: Browser, tmp_path: Path) -> None
 
 
 def test_page_is_printed_bright_and_unfolded(chromium: Browser, tmp_path: Path) -> None:
-    """The color scheme of the screen does not matter."""
     page = written(with_all_outcomes(), tmp_path)
     visit = chromium.visit(page.as_uri(), width=NARROW, scheme="dark", media="print")
     assert visit.evaluate(GROUND) == GROUNDS["light"]

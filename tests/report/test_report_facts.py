@@ -47,13 +47,11 @@ def with_account(f: Facts, **changes: Any) -> Facts:
 
 
 def with_parts(f: Facts, account: dict[str, Any]) -> Facts:
-    """The same facts with another account of the largest run."""
     timing = {**f.timing[f.run], "account": account}
     return replace(f, timing={**f.timing, f.run: timing})
 
 
 def with_interference(f: Facts, low: float) -> Facts:
-    """The same facts with ``low`` as the lower bound of interference."""
     table = f.account.copy()
     where = (table["run"] == "gloo-2") & (table["part"] == "interference_ms")
     table.loc[where, "low_ms"] = low

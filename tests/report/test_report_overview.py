@@ -44,7 +44,6 @@ def test_it_shows_the_facts_of_the_run() -> None:
 
 
 def test_a_check_that_compared_no_bits_is_not_called_the_same() -> None:
-    """The other outcomes are in sentences.txt."""
     shown = texts(drawn(with_ladder(ranks=rung("passed"), replay=rung("passed"))))
     assert not [text for text in shown if "the same bytes" in text]
 

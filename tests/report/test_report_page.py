@@ -76,7 +76,6 @@ def pictures(folder: Path) -> Path:
 
 
 def breach_page(text: str) -> Markup:
-    """A page with ``text`` in a paragraph and in two tables."""
     breach = {"run": text, "check": text, "detail": text}
     shown = {
         "breaches": [breach],
@@ -199,7 +198,6 @@ def test_runs_on_gpus_have_a_row() -> None:
 
 
 def test_run_on_two_hosts_is_marked_wherever_it_is_named() -> None:
-    """The sentences are in sentences.txt."""
     near, far = map(page_of, (facts([1, 2]), on_two_hosts(facts([1, 2]), "gloo-2")))
     for start in ("| gloo-2 | 16,000.5 |", "| gloo-2 | undecided |", "| gloo-2 | 1 |"):
         assert start in near
@@ -213,7 +211,6 @@ def test_run_on_two_hosts_is_marked_wherever_it_is_named() -> None:
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with only the dependencies of the stage, for default parameters."""
     monkeypatch.chdir(tmp_path)
     shutil.copy(PARAMS_FILE, tmp_path)
     write_json(tmp_path / "data/baseline/provenance.json", provenance_of(1))

@@ -14,13 +14,11 @@ from minitrain.report.pictures import draw_account, draw_scaling
 
 
 def texts(figure: Figure) -> list[str]:
-    """All texts of a figure and its axes."""
     return [text.get_text() for text in [*figure.texts, *figure.axes[0].texts]]
 
 
 @pytest.fixture
 def drawn() -> Iterator[list[Figure]]:
-    """The figures saved during a test."""
     figures: list[Figure] = []
     original = canvas.save
 

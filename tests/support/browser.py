@@ -38,29 +38,24 @@ class Visit:
     session: str
 
     def call(self, method: str, **params: Any) -> Any:
-        """One command of the protocol -> its result."""
         return self.browser.call(method, self.session, **params)
 
     def evaluate(self, script: str) -> Any:
-        """Evaluate a JavaScript expression in the page; return it through JSON."""
         said = self.call("Runtime.evaluate", expression=script, returnByValue=True)
         assert "exceptionDetails" not in said, said["exceptionDetails"]
         return said["result"].get("value")
 
     def events(self, *methods: str) -> list[dict[str, Any]]:
-        """Return events of these kinds so far."""
         own = [e for e in self.browser.events if e.get("sessionId") == self.session]
         return [event for event in own if event["method"] in methods]
 
     @property
     def asked(self) -> list[str]:
-        """The addresses that it asked for."""
         requests = self.events("Network.requestWillBeSent")
         return [event["params"]["request"]["url"] for event in requests]
 
     @property
     def complaints(self) -> list[str]:
-        """The errors in its console."""
         return [json.dumps(event)[:500] for event in self.events(*COMPLAINTS)]
 
 

@@ -10,7 +10,6 @@ MAPPED = re.compile(rf"{FOLDER}/([^/\n]+?)(?: \(deleted\))?$", re.MULTILINE)
 
 
 def segments() -> set[str]:
-    """Return the names of all segments."""
     return {path.name for path in FOLDER.iterdir()} if FOLDER.is_dir() else set()
 
 

@@ -41,12 +41,10 @@ class Block:
 
 
 def blocks(text: str) -> list[Block]:
-    """Return the fenced blocks of ``text``, in order."""
     return [Block(*found) for found in FENCED.findall(text)]
 
 
 def without_fences(text: str) -> str:
-    """Return ``text`` without its fenced blocks."""
     return FENCED.sub("", text)
 
 

@@ -74,17 +74,13 @@ def rounds(
 
 def arms(world_sizes: list[int], **speeds: float) -> dict[str, float]:
     """Speeds of the arms for ``world_sizes``; ``gloo_2=...`` overrides one."""
-    given = {
-        name.replace("_", "-") if name.startswith("gloo") else name: speed
-        for name, speed in speeds.items()
-    }
-    known = SPEEDS | given
-    return {
-        arm.name: known.get(
-            arm.name, known[arm.repeat_of or arm.name.removesuffix("-timed")]
-        )
-        for arm in baseline_arms(world_sizes)
-    }
+    known = dict(SPEEDS)
+    for name, speed in speeds.items():
+        known[name.replace("_", "-") if name.startswith("gloo") else name] = speed
+    for arm in baseline_arms(world_sizes):
+        alike = arm.repeat_of or arm.name.removesuffix("-timed")
+        known.setdefault(arm.name, known[alike])
+    return {arm.name: known[arm.name] for arm in baseline_arms(world_sizes)}
 
 
 def account_of(world_size: int) -> dict[str, Any]:
@@ -155,7 +151,6 @@ def timing_of(world_size: int) -> dict[str, Any]:
 
 
 def stragglers_of(world_size: int) -> dict[str, Any]:
-    """Stragglers of a run: none, and undecided for one rank."""
     alone = "with one rank, no other rank waits" if world_size == 1 else None
     return {
         "slow": [],
@@ -168,7 +163,6 @@ def stragglers_of(world_size: int) -> dict[str, Any]:
 
 
 def provenance_of(world_size: int, **changes: Any) -> dict[str, Any]:
-    """One run's provenance.json."""
     return {
         "launcher": "torchrun",
         "sync": "ddp",
@@ -202,8 +196,6 @@ def studied_ladder(**verdicts: str) -> pd.DataFrame:
 
 
 MODEL = {"n_layer": 4, "n_embd": 128}
-
-
 HOSTS = pd.DataFrame(
     [
         (1, 1, None, 9000.4, 8900, 9100, *[None] * 4, "proven", True),
@@ -227,14 +219,12 @@ def studied(**changes: Any) -> LadderStudy:
 
 
 def hosts(**changes: Any) -> Hosts:
-    """The study of two hosts, with the same."""
     made = {"table": HOSTS, "origin": origin(), "model": MODEL, "since": UNCHANGED}
     return Hosts(**made | changes)
 
 
 def origin(**changes: Any) -> dict[str, Any]:
     """The recorded code, model and machine of both studies."""
-    made = {"measured_at": "2026-01-01T02:03:04Z"}
     return {
         "model": MODEL,
         "train": {"learning_rate": 0.0003},
@@ -242,7 +232,7 @@ def origin(**changes: Any) -> dict[str, Any]:
         "noise_floor": 0.04,
         "allreduce_noise_floor": 0.02,
         "spread": 0.01,
-        "provenance": {**made, "machine": MACHINE},
+        "provenance": {"measured_at": "2026-01-01T02:03:04Z", "machine": MACHINE},
     } | changes
 
 
@@ -263,20 +253,23 @@ def studied_collectives(**machine: Any) -> pd.DataFrame:
 def bugs() -> dict[str, Any]:
     """The result of the study ``zoo``, with three bugs."""
     found = (
-        ("sum_for_mean", LossCurve.HIDDEN.value, "replay", ["replay"]),
-        ("other_data", LossCurve.SHOWS.value, "data", ["data", "replay"]),
-        ("stops", LossCurve.STOPS.value, "ranks", []),
+        ("sum_for_mean", LossCurve.HIDDEN, "replay", ["replay"]),
+        ("other_data", LossCurve.SHOWS, "data", ["data", "replay"]),
+        ("stops", LossCurve.STOPS, "ranks", []),
     )
-    keys = ("met_in", "loss", "check", "caught_by")
-    made = {"measured_at": "2026-01-01T02:03:04Z"}
     return {
         "bugs": {
-            name: dict(zip(keys, ("a project #1", *rest), strict=True))
-            for name, *rest in found
+            name: {
+                "met_in": "a project #1",
+                "loss": loss.value,
+                "check": check,
+                "caught_by": caught_by,
+            }
+            for name, loss, check, caught_by in found
         },
         "clean_runs": 2,
         "alarms": 1,
-        "provenance": {**made, "machine": MACHINE},
+        "provenance": origin()["provenance"],
     }
 
 
@@ -287,7 +280,6 @@ def on_two_hosts(measured: Facts, run: str) -> Facts:
 
 
 def proven(world_sizes: list[int]) -> dict[str, Any]:
-    """The ladders of runs that are proven."""
     return {f"gloo-{n}": ladder_of(n) | {"verdict": "proven"} for n in world_sizes}
 
 
@@ -338,14 +330,12 @@ def facts(world_sizes: list[int], **changes: Any) -> Facts:
 
 
 def published(folder: Path, measured: Facts) -> Path:
-    """Write the results of ``measured`` in the files of the stages."""
     write_json(folder / "manifest.json", manifest(measured))
     write_json(folder / "summary.json", summary(measured))
     write_json(folder / "timing.json", dict(measured.timing))
     write_json(folder / "equivalence.json", dict(measured.equivalence))
     measured.scaling.to_csv(folder / "scaling.csv", index=False)
     measured.account.to_csv(folder / "account.csv", index=False)
-    losses = [table.assign(run=run) for run, table in measured.losses.items()]
-    table = pd.concat(losses)[["run", "step", "loss"]]
-    table.to_csv(folder / "losses.csv", index=False)
+    losses = pd.concat(table.assign(run=run) for run, table in measured.losses.items())
+    losses[["run", "step", "loss"]].to_csv(folder / "losses.csv", index=False)
     return folder
