@@ -131,11 +131,7 @@ def test_output_that_cannot_be_written_is_one_line() -> None:
     code += "run_stage(lambda: print('x', flush=True))"
     with open("/dev/full", "w") as full:
         done = subprocess.run(
-            [sys.executable, "-c", code],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
+            [sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True
         )
     assert done.returncode == 2
     assert done.stderr == "error: the operating system: No space left on device\n"

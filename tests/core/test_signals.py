@@ -1,5 +1,3 @@
-"""Stages clean up on a signal, print one line, and exit with DVC."""
-
 import os
 import signal
 import subprocess
@@ -10,7 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from project import ROOT, environment
+from project import ROOT, environment, run_python
 from waiting import GENEROUS_S, ended, wait_for
 
 from minitrain.core import signals
@@ -32,20 +30,6 @@ run_stage(main)
 """
 
 
-def start(folder: Path) -> subprocess.Popen[str]:
-    (folder / "stage.py").write_text(PROGRAM)
-    process = subprocess.Popen(
-        [sys.executable, "stage.py"],
-        cwd=folder,
-        env=environment(PYTHONPATH=str(ROOT)),
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    wait_for(lambda: list(folder.glob("here")), count=1)
-    return process
-
-
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
     """Restore the handlers, since a signaled process ignores later signals."""
@@ -62,7 +46,16 @@ def handlers() -> Iterator[None]:
 def test_it_cleans_up_and_says_who_ended_it(
     number: int, line: str, tmp_path: Path
 ) -> None:
-    process = start(tmp_path)
+    (tmp_path / "stage.py").write_text(PROGRAM)
+    process = subprocess.Popen(
+        [sys.executable, "stage.py"],
+        cwd=tmp_path,
+        env=environment(PYTHONPATH=str(ROOT)),
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    wait_for(lambda: list(tmp_path.glob("here")), count=1)
     os.killpg(process.pid, number)
     _, said = process.communicate(timeout=GENEROUS_S)
     assert (process.returncode, said) == (128 + number, f"error: {line}\n")
@@ -120,13 +113,10 @@ time.sleep(60)
 @pytest.fixture
 def dvc(tmp_path: Path) -> Iterator[Callable[[str], psutil.Process]]:
     """Start programs as DVC does; kill the rest at the end."""
-    for name, text in {
-        "dvc.py": DVC,
-        "stage": SHELL,
-        "stage.py": PROGRAM,
-        "imports.py": IMPORTS,
-    }.items():
-        (tmp_path / name).write_text(text)
+    (tmp_path / "dvc.py").write_text(DVC)
+    (tmp_path / "stage").write_text(SHELL)
+    (tmp_path / "stage.py").write_text(PROGRAM)
+    (tmp_path / "imports.py").write_text(IMPORTS)
     started: list[psutil.Process] = []
 
     def begin(program: str) -> psutil.Process:
@@ -194,8 +184,7 @@ def test_stage_of_a_shell_may_outlive_it(tmp_path: Path) -> None:
 def test_stage_whose_dvc_has_gone_does_not_begin(tmp_path: Path) -> None:
     """DVC exited while Python started, which the kernel does not signal."""
     code = f"import os; os.environ[{STAGE!r}] = f'{{os.getpid()}} 0'; import minitrain"
-    variables = environment(PYTHONPATH=str(ROOT), DVC_STAGE="train@2")
-    done = subprocess.run([sys.executable, "-c", code], env=variables)
+    done = run_python("-c", code, DVC_STAGE="train@2")
     assert done.returncode == signals.EXIT_ORPHAN
 
 
@@ -211,6 +200,4 @@ with signals.stoppable():
         # a loop in C that holds the GIL
         sum(range(10**12))
 """
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, env=environment(PYTHONPATH=str(ROOT)), timeout=120)
-    assert done.returncode == -signal.SIGALRM
+    assert run_python("-c", code).returncode == -signal.SIGALRM
