@@ -30,13 +30,6 @@ def line_of(path: Path, changes: dict[str, Any]) -> str:
     return refusal(load_params, path)
 
 
-def test_what_is_read_is_frozen() -> None:
-    params = load_params(PARAMS_FILE)
-    assert params.train.num_steps == 100
-    with pytest.raises(ValueError, match="frozen"):
-        params.train.num_steps = 3  # type: ignore[misc]
-
-
 def test_runs_are_named_by_backend_and_size(path: Path) -> None:
     params = changed(path, gloo__world_sizes=[4, 2], nccl__world_sizes=[8, 2])
     assert params.runs() == {"gloo-4": 4, "gloo-2": 2, "nccl-8": 8, "nccl-2": 2}

@@ -7,36 +7,29 @@ VERBS = load_verbs(ROOT / "data" / "verbs.csv")
 
 # (lemma, tag): the table's form is right and lemminflect knows only another.
 ACCEPTED = {
-    # broadcast stays as it is, like cast; broadcasted is rare
+    # like cast, let and hear; the regular forms are rare
     ("broadcast", "VBD"): "broadcast",
-    # American participle of fit is fit
-    ("fit", "VBN"): "fit",
-    # forecast stays as it is, like cast
     ("forecast", "VBD"): "forecast",
-    # American leaned, leaped, misspelled, smelled, spelled; British forms in -t
+    ("mishear", "VBD"): "misheard",
+    ("mishear", "VBN"): "misheard",
+    ("sublet", "VBD"): "sublet",
+    ("sublet", "VBN"): "sublet",
+    # American; British forms end in -t, -ted or -n, or, of prove and light, -ed
+    ("fit", "VBN"): "fit",
     ("lean", "VBN"): "leaned",
     ("leap", "VBD"): "leaped",
     ("leap", "VBN"): "leaped",
+    ("light", "VBN"): "lit",
     ("misspell", "VBN"): "misspelled",
+    ("mow", "VBN"): "mowed",
+    ("prove", "VBN"): "proven",
+    ("saw", "VBN"): "sawed",
     ("smell", "VBN"): "smelled",
     ("spell", "VBN"): "spelled",
     # to lie on the grass: lay, lain; lied is the verb of untruth
     ("lie", "VBN"): "lain",
-    # lit is the common participle, lighted the older one
-    ("light", "VBN"): "lit",
-    # mishear goes like hear
-    ("mishear", "VBD"): "misheard",
-    ("mishear", "VBN"): "misheard",
-    # American participles of mow and saw are regular
-    ("mow", "VBN"): "mowed",
-    ("saw", "VBN"): "sawed",
-    # American participle of prove: proven as well as proved
-    ("prove", "VBN"): "proven",
     # lemminflect has no -ing form of sting at all
     ("sting", "VBG"): "stinging",
-    # sublet goes like let
-    ("sublet", "VBD"): "sublet",
-    ("sublet", "VBN"): "sublet",
 }
 
 
