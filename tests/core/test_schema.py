@@ -59,6 +59,8 @@ def test_values_have_the_types_of_the_schema(tmp_path: Path) -> None:
     oven = load(written(tmp_path), Kitchen).oven
     assert (oven.degrees, oven.rack, oven.trays) == (180, None, [1, 2])
     assert oven.hours == 0.1
+    with pytest.raises(ValueError, match="frozen"):
+        oven.degrees = 3  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(
