@@ -9,7 +9,6 @@ from project import ROOT, run_python
 from thorough import thorough_after
 from waiting import GENEROUS_S
 
-from minitrain.comm.heartbeat import file_of, make_place
 from minitrain.core.errors import RankError, UserError
 from minitrain.harness.failures import (
     CRASHED,
@@ -20,7 +19,6 @@ from minitrain.harness.failures import (
     LOST,
     RAISED,
     TERMINATED,
-    failures_of,
     kind_of,
     root_cause,
 )
@@ -112,15 +110,6 @@ def test_torchrun_ends_with_one_line(how: str, said: str, tmp_path: Path) -> Non
     assert not [p.pid for p in psutil.process_iter() if marked(p, str(tmp_path))]
     # from torch's compiler package
     assert {f.name.split("_")[0] for f in tmp_path.iterdir()} <= {"torchinductor"}
-
-
-def test_end_after_the_last_step_is_a_failure_unless_it_ends_well(
-    tmp_path: Path,
-) -> None:
-    make_place(file_of(tmp_path, 0)).mark(2, "write")
-    assert failures_of(tmp_path, {0: 1}, {0: 0}) == []
-    (failure,) = failures_of(tmp_path, {0: 1}, {0: 7})
-    assert "exited with code 7 after its last step" in str(failure)
 
 
 def marked(process: psutil.Process, folder: str) -> bool:
