@@ -77,7 +77,6 @@ VALUES = [
     ("train", [1], "[1]: must be a section, which holds keys"),
     ("model.n_embd", 130, "130: must be a multiple of model.n_head = 4"),
     ("model.block_size", 7, "7: must be greater than or equal to 8"),
-    ("model.factory", "mini gpt", f"'mini gpt': {A_NAME}"),
     ("model.factory", "a:b:c", f"'a:b:c': {A_NAME}"),
     ("model.factory", "2gpt", f"'2gpt': {A_NAME}"),
     ("corpus.source", "texts.xml", f"'texts.xml': {A_SOURCE}"),

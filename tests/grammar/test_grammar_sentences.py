@@ -22,52 +22,46 @@ PRONOUNS = {
     "first_plural": "we",
     "third_plural": "they",
 }
-# tense: words between subject and verb (* agrees), form of the verb
-PATTERNS = {
-    "present_simple": ("do*", "lemma"),
-    "present_progressive": ("be*", "present_participle"),
-    "present_perfect": ("have*", "past_participle"),
-    "present_perfect_progressive": ("have* been", "present_participle"),
-    "past_simple": ("did", "lemma"),
-    "past_progressive": ("was*", "present_participle"),
-    "past_perfect": ("had", "past_participle"),
-    "past_perfect_progressive": ("had been", "present_participle"),
-    "future_simple": ("will", "lemma"),
-    "future_progressive": ("will be", "present_participle"),
-    "future_perfect": ("will have", "past_participle"),
-    "future_perfect_progressive": ("will have been", "present_participle"),
+# tense: what "she" does, with the auxiliary of questions
+OF_SHE = {
+    "present_simple": "does go",
+    "present_progressive": "is going",
+    "present_perfect": "has gone",
+    "present_perfect_progressive": "has been going",
+    "past_simple": "did go",
+    "past_progressive": "was going",
+    "past_perfect": "had gone",
+    "past_perfect_progressive": "had been going",
+    "future_simple": "will go",
+    "future_progressive": "will be going",
+    "future_perfect": "will have gone",
+    "future_perfect_progressive": "will have been going",
 }
-AGREES = {
-    "do*": ("do", "does", "do"),
-    "be*": ("am", "is", "are"),
-    "have*": ("have", "has", "have"),
-    "was*": ("was", "was", "were"),
-}
-
-
+OF_I = {"does": "do", "is": "am", "has": "have"}
+OF_OTHERS = {"does": "do", "is": "are", "has": "have", "was": "were"}
+WITHOUT_AUXILIARY = {"do go": "go", "does go": "goes", "did go": "went"}
 POLARITIES, MOODS = ("affirmative", "negative"), ("statement", "question")
-LABELS = [*itertools.product(PATTERNS, PRONOUNS, POLARITIES, MOODS)]
+LABELS = [*itertools.product(OF_SHE, PRONOUNS, POLARITIES, MOODS)]
 
 
 def start_of(tense: str, person: str, polarity: str, mood: str) -> str:
     """Return the start of a sentence with "go" and a pronoun, by the rules."""
-    (first, *rest), form = PATTERNS[tense][0].split(), PATTERNS[tense][1]
-    verb = getattr(BY_LEMMA["go"], form)
-    column = {"first_singular": 0, "third_singular": 1}.get(person, 2)
-    finite = AGREES[first][column] if first in AGREES else first
-    subject, plain = PRONOUNS[person], (polarity, mood) == ("affirmative", "statement")
-    if plain and tense.endswith("_simple") and finite != "will":
-        inflected = {"do": "go", "does": "goes", "did": "went"}[finite]
-        words = [subject, inflected]
+    finite, _, rest = OF_SHE[tense].partition(" ")
+    if person != "third_singular":
+        agreeing = OF_I if person == "first_singular" else OF_OTHERS
+        finite = agreeing.get(finite, finite)
+    subject, verb = PRONOUNS[person], f"{finite} {rest}"
+    if (polarity, mood) == ("affirmative", "statement"):
+        text = f"{subject} {WITHOUT_AUXILIARY.get(verb, verb)}"
     elif mood == "statement":
-        words = [subject, finite, *["not"] * (polarity == "negative"), *rest, verb]
+        text = f"{subject} {finite} not {rest}"
     elif polarity == "affirmative":
-        words = [finite, subject, *rest, verb]
+        text = f"{finite} {subject} {rest}"
     elif finite == "am":
-        words = [finite, subject, "not", *rest, verb]
+        text = f"{finite} {subject} not {rest}"
     else:
-        words = ["won't" if finite == "will" else f"{finite}n't", subject, *rest, verb]
-    text = " ".join(words)
+        contracted = "won't" if finite == "will" else f"{finite}n't"
+        text = f"{contracted} {subject} {rest}"
     return f"{text[0].upper()}{text[1:]} home"
 
 
