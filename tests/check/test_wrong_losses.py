@@ -244,9 +244,14 @@ class Centered(nn.Module):
 
 
 class Watched(Centered):
-    """The same average, which the loss does not use."""
+    """The same average, which the loss does not use, and a buffer outside the state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("passes", torch.zeros(()), persistent=False)
 
     def forward(self, inputs: Tensor) -> Tensor:
+        self.passes += 1
         return super().forward(inputs + self.center)
 
 

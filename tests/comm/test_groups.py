@@ -78,7 +78,8 @@ def test_a_wrapper_can_be_copied() -> None:
 def leave_before_the_wrapper_goes() -> None:
     # one round in five or so hung when the Reducer was the group's last owner
     for _ in range(20):
-        with ddp.distributed():
+        with ddp.distributed() as (rank, _):
+            assert ddp.is_main_process() == (rank == 0)
             wrapped = ddp.wrap_for_ddp(nn.Linear(1, 1))
             wrapped(torch.ones(1, 1)).sum().backward()
         del wrapped

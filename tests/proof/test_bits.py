@@ -1,7 +1,7 @@
 """The ladder: equal on clean input, a breach on every injected fault."""
 
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -18,6 +18,7 @@ from minitrain.proof.bits import (
     not_run,
     ranks_rung,
     reduced_once_rung,
+    rung_of,
     trained_rung,
 )
 from minitrain.proof.evidence import Evidence
@@ -48,6 +49,13 @@ FAULTS: dict[str, tuple[State, str, int | None]] = {
     "another shape": (state(a=state()["a"].reshape(3, 1)), "a", None),
     "another dtype": (state(b=state()["b"].double()), "b", None),
 }
+
+
+def test_verdict_that_is_unknown_is_refused() -> None:
+    known = not_run("why")
+    assert rung_of(asdict(known)) == known
+    with pytest.raises(ValueError, match="fine"):
+        rung_of({**asdict(known), "verdict": "fine"})
 
 
 def test_equal_bits() -> None:

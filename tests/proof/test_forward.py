@@ -110,6 +110,16 @@ def test_excuses_by_hand() -> None:
     # the norm does not change, as in eval mode
     assert found(lambda: both, seen="x") == Forward(None, ["seen"])
     assert found(Counts, draws=True, seen="x") == Forward(DRAWS, ["seen"])
+    # a buffer that a batch norm of one's own has is no statistic
+    norm_alone = nn.BatchNorm1d(4)
+    norm_alone.register_buffer("seen", torch.zeros(()))
+    assert found(lambda: norm_alone, seen="x") == Forward(None, ["seen"])
+    assert found(lambda: norm_alone, running_var="x").why == NORMALIZES
+
+
+def test_what_is_left_out_is_named() -> None:
+    line = "without seen, which each rank's forward pass changes"
+    assert Forward(None, ["seen"]).omits(["w", "seen"]) == line
 
 
 def test_a_buffer_that_two_modules_share_has_two_names() -> None:

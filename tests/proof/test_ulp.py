@@ -130,6 +130,12 @@ def test_complex_numbers_are_compared_part_by_part() -> None:
     assert not distance({"w": a}, {"w": a.conj()}).bytes_equal
 
 
+def test_type_without_a_sign() -> None:
+    # powers of two alone, so that 1 and 2 are neighbors
+    a, b = (torch.tensor([x]).to(torch.float8_e8m0fnu) for x in (1.0, 2.0))
+    assert distance({"w": a}, {"w": b}) == Distance(False, 1, 1.0, "w")
+
+
 def test_gap_of_a_tensor_longer_than_a_piece() -> None:
     a = torch.zeros(3, CHUNK_ELEMENTS)
     b = a.clone()

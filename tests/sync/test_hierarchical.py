@@ -115,7 +115,7 @@ def gradient_of_a_step(values: Any, group: Any) -> Any:
 
 def two_steps_of_some(values: Any) -> list[Any]:
     with distributed() as (rank, _):
-        live_on(rank // 3)
+        live_on(rank % 2)
         # so that ranks are in unlike numbers of groups
         dist.new_group([0, 1])
         some = dist.new_group([1, 2, 3])
@@ -125,12 +125,12 @@ def two_steps_of_some(values: Any) -> list[Any]:
 
 
 def test_group_of_some_ranks_and_a_second_one_after_it() -> None:
-    """Ranks 1, 2 and 3, the last of them on another host; rank 0 is not asked."""
+    """Ranks 1, 2 and 3, the second of them on another host; rank 0 is not asked."""
     values = rows(3)
     a, b, c = values * np.float32(1 / 3)
     _, *found = launch(two_steps_of_some, 4, values)
     for first, second in found:
-        assert first.tobytes() == second.tobytes() == ((a + b) + c).tobytes()
+        assert first.tobytes() == second.tobytes() == ((a + c) + b).tobytes()
 
 
 def times_of_a_step(overlap: bool) -> list[tuple[Any, Any, int]]:

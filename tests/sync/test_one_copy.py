@@ -231,6 +231,17 @@ def test_parameters_that_lie_side_by_side_or_are_empty_or_tied() -> None:
             line = refusal(OneCopy, model, Defaults())
             assert re.match("train.sync = .one_copy.: .*view.* share memory", line)
             del model.view
+        # the first reaches over the second, to a parameter behind it
+        model.wide, model.short = nn.Buffer(torch.ones(9)), nn.Buffer(torch.ones(9))
+        model.short.data, model.last = model.wide[1:3], nn.Parameter(model.wide[5:7])
+        line = refusal(OneCopy, model, Defaults())
+        assert "last and wide share memory" in line
+        # a column, which is longer than its bytes
+        grid = torch.ones(3, 6)
+        model.wide, model.short = nn.Buffer(grid[:, 0]), nn.Buffer(torch.ones(1))
+        model.last = nn.Parameter(grid[1])
+        assert "last and wide share memory" in refusal(OneCopy, model, Defaults())
+        del model.wide, model.short, model.last
         sync = OneCopy(model, Defaults())
         sync.begin()
         with sync.micro_step(0, True):

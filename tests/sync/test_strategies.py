@@ -443,6 +443,9 @@ def test_layers_of_nested_containers_are_sharded_once() -> None:
     found = list(dict.fromkeys(_layers(model)))
     layers = model.pairs[0][0], model.pairs[1], model.named[0]["layer"], model.shared[0]
     assert found == [*layers]
+    with distributed():
+        sync: Any = find_strategy("fsdp")(model, Defaults())
+        assert len(sync._layer_bytes) == len(layers)
 
 
 @pytest.mark.filterwarnings("ignore:.* is deprecated:FutureWarning")

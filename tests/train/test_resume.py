@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from resume_cases import CASES, write_samples
 from resumed import SAVING, UNDISTURBED, Left, differing, run_stopped
 from thorough import thorough_after
@@ -130,3 +131,28 @@ def test_from_three_ranks_on_the_first_steps_decide_bits(
     assert {*differ} == {"hashes", "sampled"}
     differ = saved("ddp, 3 ranks").stopped(MID_EPOCH, no_first_steps)
     assert "states" in differ
+
+
+def other_bits() -> None:
+    """As on a machine that computes otherwise: a parameter begins with another bit."""
+    build = Worker.__init__
+
+    def differently(self: Worker, *args: Any, **named: Any) -> None:
+        build(self, *args, **named)
+        with torch.no_grad():
+            parameter = next(self.model.parameters())
+            parameter.copy_(parameter.nextafter(parameter.new_tensor(torch.inf)))
+
+    Worker.__init__ = differently  # type: ignore[method-assign]
+
+
+def test_a_checkpoint_of_other_bits_is_not_used(saved: Callable[[str], Saved]) -> None:
+    """The run starts afresh, and leaves what it would have left without it."""
+    case = saved("ddp, 2 ranks")
+    config = CASES[case.name].config(case.folder / "shards", STEPS)
+    stops = [MID_EPOCH, UNDISTURBED]
+    found, alone = run_stopped(config, 2, case.folder, stops, other_bits, LIMIT_S)
+    assert resume.NOT_USED in found[0].said
+    assert [rank.went_on_from for rank in found] == [0, 0]
+    assert differing(found, alone) == []
+    assert "states" in differing(found, case.undisturbed)
