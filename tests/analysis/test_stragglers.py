@@ -1,4 +1,5 @@
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -61,6 +62,12 @@ def calibrated(timings: pd.DataFrame) -> pd.DataFrame:
         step_ms=9e9,
     )
     return pd.concat([timings, alone], ignore_index=True)
+
+
+def noisy(excess: Sequence[float], seed: int) -> pd.DataFrame:
+    """Sixty steps of ranks slower by ``excess``, with noise in every one."""
+    noise = np.random.default_rng(seed).normal(0, 6, (60, len(excess)))
+    return run(OWN + np.array(excess) + noise)
 
 
 def named(timings: pd.DataFrame) -> list[int]:
@@ -150,6 +157,35 @@ def test_disturbed_steps_say_nothing(why: str, flagged: int) -> None:
     assert named(timings) == [1]
     # a quarter is left
     assert named(timings.assign(**{why: timings["step"] % 4 < flagged})) == []
+
+
+@pytest.mark.parametrize("slow", range(4))
+def test_slow_rank_is_found_in_noise_at_any_place(slow: int) -> None:
+    excess = [0.0] * 4
+    # of a step of some 115 ms the floor is 6
+    excess[slow] = 15.0
+    found = find_stragglers(noisy(excess, slow), WARMUP)
+    (lag,) = found.slow
+    assert lag.rank == slow
+    # the standard error of a median of 60 differences of two is 1.25 x 8.5 / 7.7
+    assert lag.excess_ms == pytest.approx(15, abs=5)
+    assert lag.low_ms < lag.excess_ms < lag.high_ms
+    assert found.others_wait_ms == pytest.approx(15, abs=10)
+
+
+def test_excess_is_over_the_median_of_the_others() -> None:
+    found = find_stragglers(run(np.tile([OWN, 82, 87, 120], (20, 1))), WARMUP)
+    # over the fastest it would be 40, over the mean 37
+    assert [(lag.rank, lag.excess_ms) for lag in found.slow] == [(3, 38)]
+    assert found.others_wait_ms == 38
+
+
+@pytest.mark.parametrize("within", [False, True])
+def test_no_rank_is_named_where_none_is_slow(within: bool) -> None:
+    for seed in range(20):
+        timings = calibrated(noisy([0.0] * 4, seed))
+        found = find_stragglers(timings, WARMUP, waits_within=within)
+        assert (found.undecided, found.slow, found.others_wait_ms) == (None, [], None)
 
 
 def test_rank_as_slow_as_the_floor_is_seldom_named() -> None:

@@ -85,7 +85,7 @@ def test_folder_that_cannot_be_replaced_stays(
 
     def failing(source: Path, target: Path) -> None:
         if (source / "inside").read_text() == "new":
-            raise OSError(errno.EIO, "Input/output error", str(source))
+            raise OSError(errno.EIO, "Input/output error", str(source / "inside"))
         replace(source, target)
 
     monkeypatch.setattr(os, "replace", failing)

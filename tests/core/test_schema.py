@@ -81,6 +81,7 @@ def test_values_have_the_types_of_the_schema(tmp_path: Path) -> None:
         ({"heat": "air"}, "oven.heat = 'air': must be 'bottom' or 'top'"),
         ({"degree": "1"}, "oven.degree: unknown key (did you mean degrees?)"),
         ({"zzz": "1"}, "oven.zzz: unknown key; allowed: degrees, rack, trays, notes"),
+        ({"heat": "[1]"}, "oven.heat = [1]: must be 'bottom' or 'top'"),
         ({"heat": "TOP"}, "oven.heat = 'TOP': must be 'bottom' or 'top' (did you mean"),
         ({"doors": "None"}, "oven.doors = 'None': must be an integer (did you mean nu"),
         ({"lit": "'True'"}, "oven.lit = 'True': must be true or false"),
@@ -129,6 +130,8 @@ BAD_FILES = [
     (b"a: \xff\n", ": not valid YAML: 'utf-8' codec can't decode byte 0xff in pos"),
     (b"a: 2020-13-45\n", ": not valid YAML: month must be in 1..12"),
     (b"a: !!bool maybe\n", ": not valid YAML: "),
+    # a loader that runs code would return the folder
+    (b"a: !!python/object/apply:os.getcwd []\n", ":1: not valid YAML: "),
     (b"- 1\n- 2\n", ": must hold sections"),
     (b"", ": must hold sections"),
     (b"oven:\n", ": oven = null: must be"),

@@ -85,26 +85,30 @@ def test_ranks_whose_collectives_differ_are_named_with_what_each_does(how: str) 
     assert {rank for rank, _, _ in each} == {"0", "1"}, line
 
 
-# fault in the last of two ranks, and its report
+# fault in the last rank, world size, and its report
 ENDS = [
-    ("raises", OF_THE_LAST["raises"]),
-    ("mistakes", "params.yaml: b = 3: must be 4"),
-    ("exits 3 beside one that stops", OF_THE_LAST["exits 3"]),
-    ("leaks a process beside one that leaves", OF_THE_LAST["is killed"]),
-    ("exits 0 beside one that sleeps", OF_THE_LAST["exits 0"]),
-    ("leaks a thread", f"{HANGS}, hangs after its last step"),
+    ("raises", 2, OF_THE_LAST["raises"]),
+    # torchrun itself succeeds
+    ("exits 0", 1, OF_THE_LAST["exits 0"]),
+    ("mistakes", 2, "params.yaml: b = 3: must be 4"),
+    ("exits 3 beside one that stops", 2, OF_THE_LAST["exits 3"]),
+    ("leaks a process beside one that leaves", 2, OF_THE_LAST["is killed"]),
+    ("exits 0 beside one that sleeps", 2, OF_THE_LAST["exits 0"]),
+    ("leaks a thread", 2, f"{HANGS}, hangs after its last step"),
 ]
 
 
-@pytest.mark.parametrize(("how", "said"), thorough_after(4, ENDS))
-def test_torchrun_ends_with_one_line(how: str, said: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("how", "world_size", "said"), thorough_after(4, ENDS))
+def test_torchrun_ends_with_one_line(
+    how: str, world_size: int, said: str, tmp_path: Path
+) -> None:
     done = run_python(
-        *("-m", "faulty_rank", how, "2", str(LIMIT_S)),
+        *("-m", "faulty_rank", how, str(world_size), str(LIMIT_S)),
         folder=ROOT / "tests/support",
         TMPDIR=str(tmp_path),
         PYTHONPATH=str(ROOT),
     )
-    name = "" if how == "mistakes" else NAME.format(1)
+    name = "" if how == "mistakes" else NAME.format(world_size - 1)
     assert done.returncode == 2
     assert re.fullmatch(f"error: {name}{said}\n", done.stderr), done.stderr
     assert not [p.pid for p in psutil.process_iter() if marked(p, str(tmp_path))]
