@@ -271,13 +271,15 @@ def _stored(folder: Path, where: Mapping[Any, Any], name: str, what: Any) -> Any
             if not fits or not lacking[box].all():
                 raise ValueError("another shape or dtype, or pieces that overlap")
             whole[box], lacking[box] = piece, False
-        if lacking.any():
-            raise ValueError("the pieces are not the whole of it")
-        return whole
     except Exception:
         raise UserError(
             f"{folder}: cannot read {name} of it: damaged, or it needs code to be read"
         ) from None
+    if lacking.any():
+        raise UserError(
+            f"{folder}: the pieces of tensor {name} are not the whole of it"
+        )
+    return whole
 
 
 def _piece(folder: Path, info: Any) -> Any:
