@@ -60,6 +60,8 @@ def test_one_process_and_two_are_the_same_computation(
 ) -> None:
     assert alarms_in(recorded(name, 1)) == []
     assert alarms_in(recorded(name, 2)) == []
+    row = read_recording(recorded(name, 2)).ranks[0].steps[0, 0]
+    assert row["wrapper"] == "DistributedDataParallel"
     found = against_one_process(name, recorded)
     assert found.verdict == "same computation within rounding", found.first
 

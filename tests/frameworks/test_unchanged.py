@@ -166,18 +166,33 @@ def test_process_of_multiprocessing_has_an_end_unless_it_failed(tmp_path: Path) 
     assert [ranks[rank].end is not None for rank in range(4)] == [True, False] * 2
 
 
+FSDP = """
+import torch.distributed as dist
+from torch.distributed.fsdp import FullyShardedDataParallel
+store = dist.HashStore()
+dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+model = FullyShardedDataParallel(model, device_id=torch.device("cpu"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ("model = torch.jit.script(model)", "RuntimeError: register_forward_pre_hook"),
+        (FSDP, "record: model is in FullyShardedDataParallel"),
+        ("open('run', 'w').close()", "FileExistsError"),
+    ],
+)
 def test_training_that_cannot_be_recorded_is_one_line_and_goes_on(
-    tmp_path: Path,
+    change: str, line: str, tmp_path: Path
 ) -> None:
-    scripted = "model = torch.jit.script(model)\noptimizer ="
-    text = TRAINS.replace("optimizer =", scripted, 1) + "print('trained')"
-    done = by_command(text, tmp_path)
+    text = TRAINS.replace("optimizer =", f"{change}\noptimizer =", 1)
+    done = by_command(f"{text}print('trained')", tmp_path)
     assert (done.returncode, done.stdout) == (0, "trained\n"), done.stderr
     lines = [one for one in done.stderr.splitlines() if one.startswith("minitrain")]
     assert len(lines) == 1, lines
-    line = "nothing is recorded: RuntimeError: register_forward_pre_hook"
-    assert lines[0].startswith(f"minitrain: {line}")
-    assert not (tmp_path / "run").exists()
+    assert lines[0].startswith(f"minitrain: nothing is recorded: {line}")
+    assert not (tmp_path / "run").is_dir()
 
 
 def test_error_of_the_recorder_ends_the_training_only_where_ranks_wait_for_shards(
@@ -219,7 +234,7 @@ for _ in range(3):
 
 @pytest.mark.parametrize(
     "end",
-    ["destroy_process_group()", "", "dist.distributed_c10d.destroy_process_group()"],
+    ["destroy_process_group()", "dist.distributed_c10d.destroy_process_group()"],
 )
 def test_sharded_model_has_an_end_without_a_process_group(
     end: str, prepared: Prepared
@@ -231,6 +246,14 @@ def test_sharded_model_has_an_end_without_a_process_group(
     assert rank.end is not None
     # sharded parameters cannot be gathered without a group
     assert ("parameters" in rank.end) == (not end.startswith("dist."))
+
+
+def test_command_ends_well_while_a_group_holds_shards(tmp_path: Path) -> None:
+    done = by_command(PARTED, tmp_path)
+    assert done.returncode == 0, done.stderr
+    end = read_recording(tmp_path / "run").ranks[0].end
+    assert end is not None
+    assert "parameters" in end
 
 
 def test_optimizers_are_searched_only_for_modules_with_parameters(
@@ -285,12 +308,14 @@ model = torch.compile(Own(4, 4), backend="eager")
 """
 
 
-def test_compiled_model_is_recorded_once(prepared: Prepared) -> None:
+def test_compiled_model_is_recorded_once(tmp_path: Path) -> None:
     text = TRAINS.replace("model = nn.Linear(4, 4)", OWN)
-    said, rank = prepared(f"{text}import sys\nsys.exit(0)\n")
-    assert "nothing is recorded" not in said
-    assert rank.end is not None
-    assert rank.end["forwards"] == 6
+    done = by_command(f"{text}import sys\nsys.exit(0)\n", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "nothing is recorded" not in done.stderr
+    end = read_recording(tmp_path / "run").ranks[0].end
+    assert end is not None
+    assert end["forwards"] == 6
 
 
 def test_older_torch_is_one_line_and_the_run_goes_on(tmp_path: Path) -> None:

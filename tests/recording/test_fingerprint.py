@@ -52,6 +52,14 @@ def test_a_sketch_is_eight_finite_numbers_and_the_norm_exact(shape: tuple) -> No
     assert known["norm"] == pytest.approx(float(tensor.double().norm()), rel=1e-12)
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_sketch_is_linear(shape: tuple) -> None:
+    """The sketch of a mean over ranks is the mean of their sketches."""
+    a, b = drawn(*shape).double(), drawn(*shape, seed=1).double()
+    mean = [(x + y) / 2 for x, y in zip(sketch(a), sketch(b), strict=True)]
+    assert sketch((a + b) / 2) == pytest.approx(mean, rel=1e-9, abs=1e-9)
+
+
 def test_a_sketch_is_the_same_in_every_version() -> None:
     """Worked out in plain Python, so that recordings of years ago can be read on."""
 
@@ -63,9 +71,8 @@ def test_a_sketch_is_the_same_in_every_version() -> None:
         return 1 if byte >> (7 - at % 8) & 1 else -1
 
     expected = [0] * 8
-    # a part of a block at the end
-    tensor = torch.zeros(3 * BLOCK + 995, dtype=torch.int64)
-    for i in range(0, len(tensor), 997):
+    tensor = torch.zeros(3 * BLOCK, dtype=torch.int64)
+    for i in range(0, 3 * BLOCK, 997):
         tensor[i] = i + 1
         block, place = divmod(i, BLOCK)
         into = (stream("rows", BLOCK // 64)[place // 64] + place) % 8
@@ -81,14 +88,14 @@ def test_sketches_of_differences_estimate_their_norm(kind: str) -> None:
     ratios = []
     for seed in range(100):
         u, v = drawn(512, seed=seed), drawn(256, seed=1000 + seed)
-        tensor = torch.zeros(512, 256)
+        tensor = torch.outer(u, v)
         if kind == "random":
             tensor = drawn(512, 256, seed=seed)
-        if kind == "outer product":
-            tensor = torch.outer(u, v)
         if kind == "one column":
+            tensor = torch.zeros(512, 256)
             tensor[:, seed] = u
         if kind == "row":
+            tensor = torch.zeros(512, 256)
             tensor[seed] = v
         ratios.append(norm_of(sketch(tensor)) / float(tensor.norm()))
     inside = [ratio for ratio in ratios if 0.5 < ratio < 2]
@@ -108,3 +115,14 @@ def test_sparse_gradients_are_those_of_the_dense() -> None:
     dense = torch.zeros(6, 2)
     dense[3] = torch.tensor([1.0, 2.0])
     assert fingerprint(dense.to_sparse()) == fingerprint(dense)
+
+
+def test_no_random_number_is_drawn() -> None:
+    before = torch.get_rng_state(), list(np.random.get_state()[1])
+    fingerprint(drawn(3 * BLOCK))
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert np.random.get_state()[1].tolist() == before[1]
+
+
+def test_not_a_number_is_kept() -> None:
+    assert math.isnan(fingerprint(torch.tensor([1.0, math.nan]))["norm"])

@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import re
 from pathlib import Path
 from typing import Any
 
@@ -89,13 +88,20 @@ def test_cut_anywhere_all_whole_rows_are_read(tmp_path: Path) -> None:
             read_recording(tmp_path)
 
 
+@pytest.mark.parametrize("of", ["folder", "file"])
 def test_full_disk_before_the_first_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    of: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(files, "open", fail, raising=False)
+    if of == "folder":
+        monkeypatch.setattr(Path, "mkdir", fail)
+    else:
+        monkeypatch.setattr(files, "open", fail, raising=False)
     path = write(tmp_path / "recorded", header())
     assert not path.exists()
     said = capsys.readouterr().err
@@ -118,6 +124,9 @@ def test_folders_without_a_recording(tmp_path: Path) -> None:
 DAMAGED: dict[str, tuple[list[Any], str]] = {
     "no json": (["{", header()], "line 1: damaged"),
     "no object": ([header(), [1]], "line 2: damaged"),
+    "no text": ([header(), b"\xff\xfe"], "line 2: damaged"),
+    "no kind": ([{}], "line 1: damaged"),
+    "a list as kind": ([header(), {"kind": [1]}], "line 2: damaged .TypeError"),
     "unknown kind": ([header(), {"kind": "what"}], "line 2: damaged"),
     "another version": ([header(version=1)], "version = 1: must be 3"),
     "no header": ([step(0)], "line 1: not the header"),
@@ -132,31 +141,40 @@ DAMAGED: dict[str, tuple[list[Any], str]] = {
         "line 4: .*: no place for 'step' for step 2",
     ),
     "on after the end": ([header(), row_of("end"), step(0)], "line 3: .* for 'step'"),
+    "two ends": ([header(), row_of("end"), row_of("end")], "line 3: .* for 'end'"),
+    "nested deeply": ([header(), b"[" * 100_000], "line 2: damaged .RecursionError"),
 }
 
 
 @pytest.mark.parametrize("case", DAMAGED)
 def test_damage_is_one_line_that_says_where(case: str, tmp_path: Path) -> None:
     rows, line = DAMAGED[case]
-    text = [row if isinstance(row, str) else json.dumps(row) for row in rows]
-    path_of_rank(tmp_path, 0).write_text("\n".join(text) + "\n")
-    assert re.search(line, refusal(read_recording, tmp_path))
+    parts = [r if isinstance(r, bytes) else r.encode() for r in map(as_text, rows)]
+    path_of_rank(tmp_path, 0).write_bytes(b"".join(part + b"\n" for part in parts))
+    with pytest.raises(UserError, match=line) as caught:
+        read_recording(tmp_path)
+    assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("rows", "line"),
-    [
-        ([header(0, 2), header(1, 2, every=5)], "every is 1 on rank 0, 5 on rank 1"),
-        ([header(0, 2), header(1, 1)], "world_size is 2 on rank 0, 1 on rank 1"),
-        ([header(0, 1), header(1, 1)], "rank 1 is none of a run with world_size 1"),
-    ],
-)
-def test_ranks_of_unlike_runs_are_told(
-    rows: list[Row], line: str, tmp_path: Path
-) -> None:
-    for rank, row in enumerate(rows):
-        write(tmp_path, row, rank=rank)
-    assert line in refusal(read_recording, tmp_path)
+def as_text(row: Any) -> Any:
+    return row if isinstance(row, bytes | str) else json.dumps(row)
+
+
+UNLIKE = [
+    (header(1, 2, every=5), "every is 1 on rank 0, 5 on rank 1"),
+    (header(1, 1), "world_size is 2 on rank 0, 1 on rank 1"),
+]
+
+
+def test_ranks_of_unlike_runs_are_told(tmp_path: Path) -> None:
+    for number, (other, line) in enumerate(UNLIKE):
+        write(tmp_path / str(number), header(0, 2))
+        write(tmp_path / str(number), other, rank=1)
+        with pytest.raises(UserError, match=line):
+            read_recording(tmp_path / str(number))
+    write(tmp_path, header(1), rank=1)
+    with pytest.raises(UserError, match="rank 1 is none of a run with world_size 1"):
+        read_recording(tmp_path)
 
 
 def damage(folder: Path, kind: str, row: Row) -> str:
@@ -167,31 +185,37 @@ def damage(folder: Path, kind: str, row: Row) -> str:
     return refusal(read_recording, folder)
 
 
+SHORT = PRINT | {"sketch": [0.5] * 7}
 WRONG: dict[str, dict[str, list[Any]]] = {
     "recording": {
         "rank": [-1, "0", None],
         "world_size": ["2", 0, 10**12, 2.0, True],
         "every": [0, 10**400, "\x1b[2J\n" * 999],
         "twin": [0],
-        "bins": [4],
+        "bins": [4, "8"],
         "parameters": [[], {"w": {}}, {"w": ABOUT | {"shape": [-1]}}],
-        "start": [{"w": 0}],
+        "start": [None, {"w": 0}],
     },
     "step": {
-        "inputs": [[0], [[0]]],
+        "step": [-1, "0", 0.5],
+        "inputs": [[0], [[0]], {}],
         "loss": ["1.0"],
-        "lr": [0.1, ["0.1"]],
-        "syncs": [[1]],
-        "group": [0],
-        "own": [{"w": [0.5] * 7}, {"w": ["a"] * 8}],
-        "gradients": [{"w": {"hash": "0"}}, {"w": PRINT | {"norm": -1.0}}],
+        "lr": [0.1, ["0.1"], [None]],
+        "syncs": [None, [1]],
+        "group": [0, "2"],
+        "own": [{"w": [0.5] * 7}, {"w": ["a"] * 8}, {"w": 0.5}],
+        "gradients": [
+            {"w": SHORT},
+            {"w": {"hash": "0"}},
+            {"w": PRINT | {"norm": -1.0}},
+        ],
         "buffers": [{"w": {}}, {"w": {"hash": "0", "norm": 1.0}}],
         "groups": [[{"parameters": ["w"], "settings": {"betas": None}}]],
         # keys that few have
         **{key: [None] for key in MAY_HAVE["step"]},
     },
-    "alarm": {"step": ["0"], "ranks": [["0"]], "line": [None]},
-    "end": {"steps": [{"0": "2"}, {"0": -1}], "also": [["w"]]},
+    "alarm": {"step": ["0"], "ranks": [["0"], 1], "line": [None]},
+    "end": {"steps": [{"0": "2"}, [1], {"0": -1}], "also": [["w"]]},
 }
 
 

@@ -304,5 +304,7 @@ def test_what_was_heard_is_written_though_an_error_ends_the_run(tmp_path: Path) 
         loop(model, optimizer, 3, after=fail)
     one = read_recording(tmp_path).ranks[0]
     assert ([*one.steps], one.end) == ([(0, 0), (0, 1), (0, 2)], None)
+    assert not model._forward_pre_hooks
+    assert not model._forward_hooks
     # that a tensor is in no optimizer is a note: it ends nothing
     assert [(row["kind"], row["step"]) for row in one.alarms] == [("note", 1)]

@@ -55,6 +55,7 @@ step = partial(partial, at_step_1)
 
 
 def alike(gradients: Tensors, ranks: int = 2, **changes: Any) -> Any:
+    """All ranks got the same."""
     return step([gradients] * ranks, **changes)
 
 
@@ -96,6 +97,7 @@ EARLIER = PARTED | {"before": on_rank(1, START | {FIRST: "0"}, START)}
 INFINITE = USUAL["parameters"] | {
     "layer.bias": fingerprint(torch.tensor([1.0, math.inf]))
 }
+UNFROZEN = [row | {"gradients": {}, "own": {}} for row in BEFORE]
 REPEATED = {"inputs": on_rank(1, [["d", "d", "e", "f"]], samples_of(0))}
 TWICE = {"inputs": on_rank(1, [["a", "a", "b", "c"]], samples_of(0, 0))}
 # two micro-batches that share samples, each with its own backward pass
@@ -115,6 +117,9 @@ M = "note: not the mean, tensor embedding: ... "
 B = "buffers, tensor running_mean, rank 1: ... "
 # by a pattern of its line, without the step: a step with a fault
 FAULTS: dict[str, Any] = {
+    f"{G}group of one rank": step(OWN, group=None),
+    # all that train at this step were frozen at the step before
+    f"{G}only after DDP was built": step(OWN, last=UNFROZEN),
     f"{G}a communication hook of DDP that reduces nothing": step(OWN),
     f"{G}each keeps its own": step([PAIR, THREE[1], PAIR], own=THREE, last=None),
     # the same data on all ranks, once without a reduction
@@ -165,6 +170,9 @@ FAULTS: dict[str, Any] = {
         groups=OF_OTHERS,
         before={"x": "0"},
         last=before(parameters={"x": {"hash": "0"}}, lr=[0.0]),
+    ),
+    "not held, tensor x: ... holds no parameter of the model": step(
+        not_held=["x"], groups=OF_OTHERS, before={"x": "0"}, last=UNMOVED
     ),
     "note: inputs: ... a sample is read several times": step(
         last=before(**TWICE), **REPEATED

@@ -86,6 +86,21 @@ def test_gradients_of_autograd_grad_that_are_added_keep_all_passes(
     assert [len(row["inputs"]) for row in steps_of(tmp_path)] == [3, 3]
 
 
+class Padded(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.nested.to_padded_tensor(super().forward(x), 0.0).sum()
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_inputs_of_the_older_layout(tmp_path: Path) -> None:
+    model = Padded(3, 1)
+    both = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)])
+    for _ in steps(tmp_path, model, num_steps=1):
+        model(both).backward()
+    times = pd.read_csv(path_of_times(tmp_path, 0), comment="#")
+    assert times["samples"].tolist() == [2]
+
+
 class Graph(nn.Module):
     """With a sparse buffer that no machine could hold if it were dense."""
 
