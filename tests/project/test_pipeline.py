@@ -43,6 +43,7 @@ def test_deps_are_what_the_script_imports() -> None:
         script = re.search(r"-m stages\.(\w+)", stage["cmd"])[1]
         code = {d for d in stage["deps"] if d.startswith(("stages/", "minitrain/"))}
         assert code == as_deps(imported_by(ROOT, Path(f"stages/{script}.py"))), name
+        assert stage["desc"], name
         assert re.fullmatch(r"exec stages/python -m [\w ${}.-]*", stage["cmd"])
 
 
@@ -54,6 +55,16 @@ RUN_FILES = [
 DETERMINISTIC = [
     *("data/corpus.jsonl", "data/shards", *(f"data/runs/{name}" for name in RUN_FILES)),
     *("data/evidence", "metrics/equivalence.json", "metrics/losses.csv"),
+]
+
+
+OTHERS = [
+    *("data/verbs.csv", "data/shards/world-2/index.json"),
+    *("data/runs/gloo-2/states/state-rank-1.pt", "data/runs/gloo-2/timings.jsonl"),
+    *("data/runs/replay-2/state.pt", "data/runs/replay-2/hashes.jsonl"),
+    *("metrics/timing.json", "metrics/scaling.csv", "metrics/scaling.png"),
+    *("metrics/manifest.json", "metrics/overview.svg"),
+    *("metrics/report.html", "metrics/report.md"),
 ]
 
 
@@ -147,6 +158,15 @@ def test_two_copies_at_once_give_the_same_bytes(twins: list[Path]) -> None:
         assert first, path
         assert first.keys() == second.keys()
         assert [name for name in first if first[name] != second[name]] == []
+
+
+@pytest.mark.pipeline
+def test_every_file_of_the_contract_is_there(twins: list[Path]) -> None:
+    folder = twins[0]
+    assert [p for p in DETERMINISTIC + OTHERS if not (folder / p).exists()] == []
+    manifest = read_json(folder / "metrics/manifest.json")
+    assert manifest["byte_equivalent"] is True
+    assert not (folder / "data/runs/nccl-1").exists()
 
 
 @pytest.mark.pipeline
