@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import said
 from recorded import record
 from run_on_disk import write
 from subjects import make_run
@@ -15,7 +16,7 @@ from test_cli_check import MODEL
 
 from minitrain.check.trial import run_ranks
 from minitrain.cli import doctor
-from minitrain.cli.main import COMMANDS, make_parser, run
+from minitrain.cli.main import COMMANDS, run
 from minitrain.core.errors import UserError
 
 pytestmark = pytest.mark.slow
@@ -54,28 +55,22 @@ def one_examination() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("line", [x for x in EXAMPLES if x not in ELSEWHERE])
-def test_example_is_run(
-    line: str,
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_example_is_run(line: str, folder: Path, monkeypatch) -> None:
     monkeypatch.chdir(folder)
     _, *arguments = shlex.split(line)
-    assert run(arguments) == 0
-    shown = capsys.readouterr().out
-    assert shown
+    code, text = said(*arguments)
+    assert code == 0
+    assert text
     if "--json" in arguments:
-        assert json.loads(shown)
+        assert json.loads(text)
 
 
 @pytest.mark.parametrize("line", [x for x in ELSEWHERE if x.startswith(NEED_ONE)])
 def test_example_of_a_project_is_understood(
-    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    line: str, tmp_path: Path, monkeypatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     _, *arguments = shlex.split(line)
-    make_parser().parse_args(arguments)
-    # and refused for want of a project, for nothing else
+    # refused for want of a project, for nothing else
     with pytest.raises((UserError, OSError), match=r"params\.yaml|summary\.json"):
         run(arguments)

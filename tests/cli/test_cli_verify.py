@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import said
 from one_line import refusal
 from safetensors.torch import save_file
 
@@ -26,28 +27,25 @@ def files(tmp_path: Path) -> tuple[str, str]:
     return str(tmp_path / "a.pt"), str(tmp_path / "b.pt")
 
 
-def test_one_bit(files: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["verify", files[0], files[0]]) == 0
-    assert capsys.readouterr().out == "equal: 2 tensors, every bit\n"
-    assert run(["verify", *files]) == 1
-    assert capsys.readouterr().out == (
+def test_one_bit(files: tuple[str, str]) -> None:
+    assert said("verify", files[0], files[0]) == (0, "equal: 2 tensors, every bit\n")
+    assert said("verify", *files) == (
+        1,
         "different: 1 of 2 tensors, 1 element in all\n"
         "first difference: w[1, 0]\n"
         "  A: 3 (0x40400000)\n"
         "  B: 3.00000024 (0x40400001)\n"
         "max ULP: 1\n"
         "max |A - B|: 2.38419e-07 in w\n"
-        "names: without the words of wrappers in names\n"
+        "names: without the words of wrappers in names\n",
     )
-    assert run(["verify", *files, "--json"]) == 1
-    found = json.loads(capsys.readouterr().out)
-    assert (found["equal"], found["max_ulp"]) == (False, 1)
+    code, text = said("verify", *files, "--json")
+    found = json.loads(text)
+    assert (code, found["equal"], found["max_ulp"]) == (1, False, 1)
     assert found["first"]["index"] == [1, 0]
 
 
-def test_mistakes_are_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_mistakes_are_one_line(tmp_path: Path, monkeypatch, capsys) -> None:
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path)
     for a, b, line in (
@@ -87,18 +85,16 @@ def test_first_line_names_what_differs_where_no_tensor_does() -> None:
     assert lines[1:] == ["only in A: b, c, d, e, f and 1 more"]
 
 
-def test_what_is_no_difference_is_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_no_difference_is_said(tmp_path: Path) -> None:
     w = torch.tensor([1.0, float("nan")])
     torch.save({"w": w, "head": w, "step": 3}, tmp_path / "a.pt")
     torch.save({"w": w, "step": 3}, tmp_path / "b.pt")
-    assert run(["verify", str(tmp_path / "a.pt"), str(tmp_path / "b.pt")]) == 0
-    assert capsys.readouterr().out.splitlines() == [
-        "equal: 1 tensor and 1 value, every bit",
-        "1 NaN, of the same bits in both: w",
-        "head: another name of w, which only one of them has",
-    ]
+    assert said("verify", tmp_path / "a.pt", tmp_path / "b.pt") == (
+        0,
+        "equal: 1 tensor and 1 value, every bit\n"
+        "1 NaN, of the same bits in both: w\n"
+        "head: another name of w, which only one of them has\n",
+    )
 
 
 def test_nothing_is_not_equal(tmp_path: Path) -> None:

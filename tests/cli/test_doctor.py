@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from commands import said
 from project import ROOT
 
 from minitrain.cli import collectives, doctor
 from minitrain.cli.collectives import DTYPES, OPS, Member, Probe, worst
 from minitrain.cli.doctor import Check, Examination, examine, in_words
-from minitrain.cli.main import run
 from minitrain.comm.groups import distributed
 
 pytestmark = pytest.mark.slow
@@ -139,9 +139,7 @@ def test_rank_that_dies_is_named() -> None:
     assert not Examination([Check("torch", "fine", "")], []).ok
 
 
-def test_rank_that_does_not_answer_makes_nothing_unsupported(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_rank_that_does_not_answer_makes_nothing_unsupported(monkeypatch) -> None:
     def wait(*_: object) -> None:
         raise RuntimeError("Timed out waiting 10000ms for recv operation to complete")
 
@@ -150,9 +148,7 @@ def test_rank_that_does_not_answer_makes_nothing_unsupported(
         list(collectives.probe_all(None))
 
 
-def test_interface_that_is_not_there_and_more_threads_than_cores(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_interface_that_is_not_there_and_more_threads_than_cores(monkeypatch) -> None:
     assert doctor.check_interface().detail.startswith("ranks of one host talk over lo")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo,nowhere0")
     check = doctor.check_interface()
@@ -183,13 +179,12 @@ def test_command_says_what_it_does_before_it_imports_torch(tmp_path: Path) -> No
         process.communicate()
 
 
-def test_command_prints_json_and_has_an_exit_code(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command_prints_json_and_has_an_exit_code(monkeypatch) -> None:
     ill = Examination([Check("ports", "wrong", "none is free")], [])
     monkeypatch.setattr(doctor, "examine", lambda: ill)
-    assert run(["doctor", "--json"]) == 1
-    assert json.loads(capsys.readouterr().out) == {
+    code, text = said("doctor", "--json")
+    assert code == 1
+    assert json.loads(text) == {
         "ok": False,
         "checks": [{"name": "ports", "verdict": "wrong", "detail": "none is free"}],
         "probes": [],

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import torch
+from commands import said
 from torch import nn
 
 import minitrain
-from minitrain.cli.main import run
 from minitrain.cli.recording_words import times_compared
 from minitrain.cli.show import straggler
 from minitrain.core.errors import UserError
@@ -44,17 +44,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def shown(*arguments: Any, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
-    code = run(["show", *map(str, arguments)])
-    return code, capsys.readouterr().out
-
-
-def test_one_recording(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, text = shown(folder / "a", capsys=capsys)
+def test_one_recording(folder: Path) -> None:
+    code, text = said("show", folder / "a")
     assert code == 0
     first, *lines = text.splitlines()
-    said = rf"{folder}/a: 1 rank, 12 steps, 5 recorded; loss [\d.]+ at step 0, "
-    assert re.match(rf"{said}[\d.e-]+ at step 10$", first)
+    start = rf"{folder}/a: 1 rank, 12 steps, 5 recorded; loss [\d.]+ at step 0, "
+    assert re.match(rf"{start}[\d.e-]+ at step 10$", first)
     assert lines[0] == "no alarm, no note"
     assert re.match(
         r"a step takes [\d.]+ ms \(\d steps timed\): [\d,]+ samples", lines[1]
@@ -63,34 +58,30 @@ def test_one_recording(folder: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert lines[-1].startswith("slow rank: undecided: ")
 
 
-def test_rank_that_was_killed_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rank_that_was_killed_is_named(tmp_path: Path) -> None:
     """It closed neither file; one that ended by an error closed its times."""
     trained(tmp_path / "run")
-    assert "no end" not in shown(tmp_path / "run", capsys=capsys)[1]
+    assert "no end" not in said("show", tmp_path / "run")[1]
     rows, times = (tmp_path / "run" / name for name in ("rank-0.jsonl", "times-0.csv"))
     rows.write_text(rows.read_text().rpartition('{"kind":"end"')[0])
-    first = shown(tmp_path / "run", capsys=capsys)[1].splitlines()[0]
+    first = said("show", tmp_path / "run")[1].splitlines()[0]
     assert first.endswith("; no end of rank 0: ended early after 12 steps")
     times.write_text(times.read_text().removesuffix("# end\n"))
-    first = shown(tmp_path / "run", capsys=capsys)[1].splitlines()[0]
+    first = said("show", tmp_path / "run")[1].splitlines()[0]
     assert first.endswith("; no end of rank 0: killed, or at work, after 12 steps")
 
 
-def test_two_recordings_are_compared(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, text = shown(folder / "a", folder / "b", capsys=capsys)
+def test_two_recordings_are_compared(folder: Path) -> None:
+    code, text = said("show", folder / "a", folder / "b")
     assert code == 1
     assert text.count(" rank, 12 steps, 5 recorded") == 2
     assert "\ndifferent at step 0: learning rate" in text
     assert "\ntime: " in text
 
 
-def test_page_is_one_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_page_is_one_file(folder: Path) -> None:
     page = folder / "page.html"
-    printed = shown(folder / "a", folder / "b", "--html", page, capsys=capsys)[1]
+    printed = said("show", folder / "a", folder / "b", "--html", page)[1]
     assert printed.endswith(f"written to {page}\n")
     text = page.read_text()
     # the parts of two ranks, and two losses
@@ -101,30 +92,36 @@ def test_page_is_one_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert sum(widths) == pytest.approx(200, abs=0.1)
     assert not re.findall(r'(?:src|href)="(?!data:|#)[^"]+"', text)
     assert "different at step 0: learning rate" in text
-    with pytest.raises(UserError, match=r"must be a file and end in \.html"):
-        run(["show", str(folder / "a"), "--html", str(folder / "page.txt")])
-    (folder / "full.html").mkdir()
-    with pytest.raises(UserError, match="must be a file and end in"):
-        run(["show", str(folder / "a"), "--html", str(folder / "full.html")])
-    assert (folder / "full.html").is_dir()
-    with pytest.raises(UserError, match="none: no such folder"):
-        run(["show", str(folder / "a"), "--html", str(folder / "none" / "p.html")])
-    assert not (folder / "none").exists()
 
 
-def test_numbers_that_json_lacks_are_null(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("page.txt", r"must be a file and end in \.html"),
+        ("full.html", r"must be a file and end in \.html"),
+        ("none/page.html", "none: no such folder"),
+    ],
+)
+def test_page_that_cannot_be_written(
+    folder: Path, tmp_path: Path, name: str, line: str
 ) -> None:
+    (tmp_path / "full.html").mkdir()
+    with pytest.raises(UserError, match=line):
+        said("show", folder / "a", "--html", tmp_path / name)
+    assert [*tmp_path.rglob("*")] == [tmp_path / "full.html"]
+
+
+def test_numbers_that_json_lacks_are_null(tmp_path: Path) -> None:
     """And times that are all 0 are shown."""
     file = trained(tmp_path / "a", steps=8, lr=math.inf) / "times-0.csv"
     rows = file.read_text().splitlines()
     none = [re.sub(r"(,\d+\.\d+){6}", ",0" * 6, row) for row in rows]
     file.write_text("\n".join([*none, ""]))
-    facts = json.loads(shown(tmp_path / "a", "--json", capsys=capsys)[1])
+    facts = json.loads(said("show", tmp_path / "a", "--json")[1])
     assert [one["loss"] for one in facts["losses"]][1:] == [None] * 3
     assert facts["parts"]["all"]["step_ms"] == 0
     page = tmp_path / "page.html"
-    assert "0.0 %" in shown(tmp_path / "a", "--html", page, capsys=capsys)[1]
+    assert "0.0 %" in said("show", tmp_path / "a", "--html", page)[1]
 
 
 SLOW = {"rank": 1, "excess_ms": 12.25}
@@ -166,7 +163,7 @@ def test_times_that_are_no_file_are_not_waited_for(tmp_path: Path) -> None:
     (tmp_path / "a" / "times-0.csv").unlink()
     os.mkfifo(tmp_path / "a" / "times-0.csv")
     with pytest.raises(UserError, match=r"times-0\.csv"):
-        run(["show", str(tmp_path / "a")])
+        said("show", tmp_path / "a")
 
 
 def test_names_beyond_the_locale_are_escaped(tmp_path: Path) -> None:

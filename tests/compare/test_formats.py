@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from commands import said
 from one_line import refusal
 from pickles import RunsCode
 from safetensors.torch import save_file
@@ -262,45 +263,42 @@ def of_accelerate(folder: Path, weight: float) -> Path:
     return folder
 
 
-def test_folders_file_by_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_folders_file_by_file(tmp_path: Path) -> None:
     a, b = (of_accelerate(tmp_path / name, 1.0) for name in "ab")
     (b / "random_states_0.pkl").write_bytes((a / "random_states_0.pkl").read_bytes())
-    assert run(["verify", str(a), str(b)]) == 0
-    assert capsys.readouterr().out.splitlines() == [
-        "equal: 3 states and files",
-        "model.safetensors: equal: 1 tensor, every bit",
-        "optimizer.bin: equal: 1 tensor, every bit",
-        "random_states_0.pkl: equal bytes, not read",
-    ]
+    assert said("verify", a, b) == (
+        0,
+        "equal: 3 states and files\n"
+        "model.safetensors: equal: 1 tensor, every bit\n"
+        "optimizer.bin: equal: 1 tensor, every bit\n"
+        "random_states_0.pkl: equal bytes, not read\n",
+    )
     other = of_accelerate(tmp_path / "c", 2.0)
     (other / "scaler.pt").write_bytes(b"")
-    assert run(["verify", str(a), str(other)]) == 1
-    assert capsys.readouterr().out.splitlines() == [
-        "different, of 3 states and files",
+    assert said("verify", a, other) == (
+        1,
+        "different, of 3 states and files\n"
         "model.safetensors: different: 1 of 1 tensor, 1 element in all; "
-        "first difference: w[0]",
-        "optimizer.bin: equal: 1 tensor, every bit",
-        "random_states_0.pkl: different bytes, not read",
-        "only in B: scaler.pt",
-    ]
+        "first difference: w[0]\n"
+        "optimizer.bin: equal: 1 tensor, every bit\n"
+        "random_states_0.pkl: different bytes, not read\n"
+        "only in B: scaler.pt\n",
+    )
 
 
-def test_what_lies_beside_a_state_is_compared_too(
-    tmp_path: Path, plain: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_lies_beside_a_state_is_compared_too(tmp_path: Path, plain: Path) -> None:
     """As of Hugging Face's Trainer: shards, and an optimizer beside them."""
     for name, moment in (("a", 1.0), ("b", 2.0)):
         sharded(tmp_path / name)
         torch.save(
             {"exp_avg": torch.tensor([moment])}, tmp_path / name / "optimizer.pt"
         )
-    assert run(["verify", str(tmp_path / "a"), str(tmp_path / "b")]) == 1
-    assert "optimizer.pt: different: 1 of 1 tensor" in capsys.readouterr().out
+    code, text = said("verify", tmp_path / "a", tmp_path / "b")
+    assert code == 1
+    assert "optimizer.pt: different: 1 of 1 tensor" in text
     # a file has nothing beside it: that is said
-    assert run(["verify", str(tmp_path / "a"), str(plain)]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "not compared: optimizer.pt"
+    code, text = said("verify", tmp_path / "a", plain)
+    assert (code, text.splitlines()[-1]) == (0, "not compared: optimizer.pt")
 
 
 def test_index_whose_shards_cannot_be_read_is_not_judged_by_itself(
@@ -333,13 +331,10 @@ def test_state_of_several_files_is_one(tmp_path: Path) -> None:
     assert ([*found.states], found.only_in_a) == (names, ["notes.txt"])
 
 
-def test_name_of_a_file_forges_no_verdict(
-    tmp_path: Path, plain: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_name_of_a_file_forges_no_verdict(tmp_path: Path, plain: Path) -> None:
     folder = sharded(tmp_path / "a")
     (folder / "x\nequal: 24 tensors, every bit").touch()
-    run(["verify", str(folder), str(plain)])
-    last = capsys.readouterr().out.splitlines()[-1]
+    last = said("verify", folder, plain)[1].splitlines()[-1]
     assert last.startswith("not compared: x\\nequal: 24")
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from commands import said
 from one_line import refusal
 from recorded import CLASSES, Model, adamw, alter, dealt, record, rows_of, write
 from recorded_loops import Net, batch, loss_of
@@ -90,16 +91,15 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Checkpoint
 
 
 def test_resumed_run_is_compared_from_where_it_resumes(
-    straight: tuple[Path, Checkpoint],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    straight: tuple[Path, Checkpoint], tmp_path: Path
 ) -> None:
     a, saved = straight
     train(tmp_path, saved)
     for number, pair in enumerate([(a, tmp_path), (tmp_path, a)]):
         late, other = "BA"[number], "AB"[number]
-        assert run(["verify", *map(str, pair)]) == 0
-        verdict, _, *aside = capsys.readouterr().out.splitlines()[:3]
+        code, text = said("verify", *pair)
+        assert code == 0
+        verdict, _, *aside = text.splitlines()[:3]
         assert (
             verdict
             == f"equal bits, from step {START} of {other}: 6 recorded steps and the end"

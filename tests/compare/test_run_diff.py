@@ -11,13 +11,13 @@ from typing import Any
 import bugs as bugs
 import pytest
 import torch
+from commands import said
 from one_line import refusal
 from run_on_disk import write
 from subjects import WIDTH, Bigrams, make_run
 from torch import nn
 
 from minitrain.check.trial import run_alone, run_ranks
-from minitrain.cli.main import run
 from minitrain.compare.difference import Cause
 from minitrain.compare.run_diff import compare_runs
 from minitrain.core.files import read_jsonl, write_jsonl
@@ -41,12 +41,11 @@ def copy(clean: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(clean, tmp_path / "copy"))
 
 
-def test_run_made_twice(clean: Path, tmp_path: Path, capsys) -> None:
+def test_run_made_twice(clean: Path, tmp_path: Path) -> None:
     again = write(tmp_path / "again", run_ranks(make_run(), 2))
-    assert run(["verify", str(clean), str(again)]) == 0
     # six steps on two ranks
-    out = capsys.readouterr().out
-    assert out == "equal: 12 recorded steps of a rank, 6 losses, 2 final states\n"
+    text = "equal: 12 recorded steps of a rank, 6 losses, 2 final states\n"
+    assert said("verify", clean, again) == (0, text)
 
 
 def rewritten(change: Callable[[list[Row]], list[Row]]) -> Spoil:
@@ -89,19 +88,20 @@ LACKING = {
 
 @pytest.mark.parametrize("lacking", LACKING)
 def test_what_one_run_lacks_is_a_difference(
-    clean: Path, copy: Path, capsys, lacking: str
+    clean: Path, copy: Path, lacking: str
 ) -> None:
     LACKING[lacking](copy)
-    assert run(["verify", str(clean), str(copy)]) == 1
-    lines = capsys.readouterr().out.splitlines()
+    code, out = said("verify", clean, copy)
+    assert code == 1
+    lines = out.splitlines()
     assert lines[:2] == [
         "different: what only one of them has",
         f"only in A: {lacking.replace(', the loss of step 5', ' and 1 more')}",
     ]
     assert lines[2].startswith("equal is what both have: ")
-    assert run(["verify", str(copy), str(clean), "--json"]) == 1
-    facts = json.loads(capsys.readouterr().out)
-    assert not facts["equal"]
+    code, out = said("verify", copy, clean, "--json")
+    facts = json.loads(out)
+    assert (code, facts["equal"]) == (1, False)
     assert facts["only_in_a"] == []
     assert facts["only_in_b"] == lacking.split(", ")
 
@@ -112,11 +112,12 @@ def nudge(path: Path) -> None:
     save_tensors(path, state)
 
 
-def test_final_state_of_one_rank(clean: Path, copy: Path, capsys) -> None:
+def test_final_state_of_one_rank(clean: Path, copy: Path) -> None:
     path = copy / STATE_1
     nudge(path)
-    assert run(["verify", str(clean), str(copy)]) == 1
-    lines = capsys.readouterr().out.splitlines()
+    code, out = said("verify", clean, copy)
+    assert code == 1
+    lines = out.splitlines()
     assert lines[0] == ("different: ranks of B: their final states differ")
     assert lines[-1] == (
         f"state-rank-1.pt: different: 1 of {len(load_tensors(path))} tensors, "
@@ -127,15 +128,13 @@ def test_final_state_of_one_rank(clean: Path, copy: Path, capsys) -> None:
 @pytest.mark.parametrize(
     ("more", "verdict"), [(3.0, "different"), (1e-3, "different"), (1e-6, "within")]
 )
-def test_loss_of_one_step(
-    more: float, verdict: str, clean: Path, copy: Path, capsys
-) -> None:
+def test_loss_of_one_step(more: float, verdict: str, clean: Path, copy: Path) -> None:
     path = copy / "losses.csv"
     lines = path.read_text().splitlines()
     loss = float(lines[3].partition(",")[2])
     path.write_text("\n".join([*lines[:3], f"2,{loss + more}", *lines[4:]]) + "\n")
-    assert run(["verify", str(clean), str(copy)]) == (verdict != "within")
-    out = capsys.readouterr().out
+    code, out = said("verify", clean, copy)
+    assert code == (verdict != "within")
     assert out.startswith(verdict)
     assert f"losses: first at step 2: {loss} against {loss + more}" in out
 
@@ -159,25 +158,24 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("runs") / "one", run_ranks(make_run(), 1))
 
 
-def test_two_processes_and_one_are_within_tolerance(
-    clean: Path, alone: Path, capsys
-) -> None:
+def test_two_processes_and_one_are_within_tolerance(clean: Path, alone: Path) -> None:
     found = compare_runs(clean, alone)
     assert found.verdict == compare_runs(alone, clean).verdict == "within tolerance"
     assert (found.first.step, found.first.what) == (0, "gradients")
     assert found.first.why.cause == Cause.ROUNDING
     assert {rung.verdict for rung in found.rungs.values()} == {"within tolerance"}
     assert found.only_in_a == []
-    assert run(["verify", str(clean), str(alone)]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    code, out = said("verify", clean, alone)
+    assert code == 0
+    lines = out.splitlines()
     assert lines[0].startswith("within tolerance: 6 recorded steps of a rank")
     assert lines[-1] == "expected difference: world_size: 2 in A, 1 in B"
 
 
-def test_rounding_is_not_why_two_runs_differ(copy: Path, alone: Path, capsys) -> None:
+def test_rounding_is_not_why_two_runs_differ(copy: Path, alone: Path) -> None:
     without_last_loss(copy)
-    assert run(["verify", str(alone), str(copy)]) == 1
-    out = capsys.readouterr().out
+    code, out = said("verify", alone, copy)
+    assert code == 1
     assert out.startswith(
         "different: what only one of them has\nonly in A: the loss of step 5\n"
     )
@@ -311,13 +309,13 @@ def unlike_hash(kind: str) -> Spoil:
     ],
 )
 def test_damage_to_a_rank_of_the_larger_run(
-    spoil: Spoil, line: str, copy: Path, alone: Path, capsys
+    spoil: Spoil, line: str, copy: Path, alone: Path
 ) -> None:
     spoil(copy)
     for pair in ((copy, alone), (alone, copy)):
-        assert run(["verify", *map(str, pair)]) == 1
+        code, out = said("verify", *pair)
+        assert code == 1
         side = "A" if pair[0] == copy else "B"
-        out = capsys.readouterr().out
         assert out.startswith(f"different: ranks of {side}: {line}\n")
 
 
