@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from commands import said
 from one_line import refusal
 from project import PARAMS_FILE, set_params
 
@@ -113,31 +114,28 @@ class Pair(NamedTuple):
 
 def pairs():
     return [Pair(*batch) for batch in batches()]
-
-def fails():
-    raise ValueError("no data")
-
-def counts(batch):
-    raise KeyError("mask")
 """
 
 
 @pytest.fixture
-def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def model(tmp_path: Path, monkeypatch) -> str:
     (tmp_path / "my_model.py").write_text(MODEL)
     (tmp_path / "beside.py").write_text("WIDTH = 8\n")
     monkeypatch.chdir(tmp_path)
     return "my_model.py"
 
 
-def test_model_that_reads_text(model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["check", f"{model}:build"]) == 0
-    printed = capsys.readouterr()
-    assert printed.err.startswith(
+OWN_DATA = ("--batches", "my_model.py:batches", "--loss", "my_model.py:loss")
+
+
+def test_model_that_reads_text(model: str, capsys) -> None:
+    code, text = said("check", f"{model}:build")
+    assert code == 0
+    assert capsys.readouterr().err.startswith(
         "training 3 steps with 2 processes, and again with one; a witness computes in "
         "float64 ...\n"
     )
-    lines = printed.out.splitlines()
+    lines = text.splitlines()
     assert lines[-2].startswith("proven: bit-identical to its replay, and ")
     assert lines[-1].endswith(" s")
     words = [line.split() for line in lines]
@@ -148,23 +146,15 @@ def test_model_that_reads_text(model: str, capsys: pytest.CaptureFixture[str]) -
     assert re.search(r" within tolerance +\S+e-\d+ apart; allowed: ", near)
 
 
-def test_model_with_batches_and_a_loss(
-    model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_model_with_batches_and_a_loss(model: str, capsys, monkeypatch) -> None:
     monkeypatch.setattr("minitrain.core.progress.SECONDS_BETWEEN_LINES", 0)
-    own = ["--batches", f"{model}:batches", "--loss", f"{model}:loss"]
-    assert run(["check", f"{model}:linear", *own, "--json"]) == 0
-    printed = capsys.readouterr()
+    code, text = said("check", f"{model}:linear", *OWN_DATA, "--json")
     # a slow machine is not silent
-    for title, count in (
-        ("replay", "3/3"),
-        ("witness", r"\d+"),
-        ("one process", "3/3"),
-    ):
-        assert re.search(rf"^{title}: {count} \[", printed.err, flags=re.MULTILINE)
-    found = json.loads(printed.out)
-    (ladder,) = found["strategies"].values()
-    assert ladder["verdict"] == "proven"
+    shown = capsys.readouterr().err
+    for bar in ("replay: 3/3", r"witness: \d+", "one process: 3/3"):
+        assert re.search(rf"^{bar} \[", shown, flags=re.MULTILINE)
+    (ladder,) = json.loads(text)["strategies"].values()
+    assert (code, ladder["verdict"]) == (0, "proven")
     assert ladder["rungs"]["replay"]["verdict"] == "equal"
 
 
@@ -184,7 +174,7 @@ def test_model_that_calls_a_collective_is_built_for_its_size(model: str) -> None
 
 
 def test_large_model_reads_short_lines_in_two_steps_unless_told(
-    model: str, monkeypatch: pytest.MonkeyPatch
+    model: str, monkeypatch
 ) -> None:
     # the model has 256 * 8 + 8 * 256 + 256 = 4352 parameters: 16 bytes of 8 lines
     monkeypatch.setattr("minitrain.check.inputs.AFFORDED", 4352 * 8 * 16)
@@ -211,59 +201,59 @@ def test_lines_that_are_cut_have_different_lengths(tmp_path: Path) -> None:
         assert lengths.tolist() == [longest - cut for cut in (0, 1, 2, 3, 0)]
 
 
-def test_model_whose_loss_is_no_mean_over_targets(
-    model: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["check", f"{model}:build_wrong"]) == 1
-    *_, verdict, took, hint = capsys.readouterr().out.splitlines()
+def test_model_whose_loss_is_no_mean_over_targets(model: str) -> None:
+    code, text = said("check", f"{model}:build_wrong")
+    *_, verdict, took, hint = text.splitlines()
+    assert code == 1
     assert verdict.startswith("breach: witness_mean: the loss is not a mean over ")
     assert took.endswith(" s")
     assert hint == "--count NAME gives a count of yours"
 
 
-def test_model_that_counts_its_calls_is_a_breach(
-    model: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_model_that_counts_its_calls_is_a_breach(model: str) -> None:
     """A replay calls one model for both ranks: from the fifth call on it differs."""
-    assert run(["check", f"{model}:build_counting"]) == 1
-    lines = capsys.readouterr().out.splitlines()
-    assert any(line.startswith("breach: ") for line in lines)
-    assert any(line.startswith("first difference: step 2") for line in lines)
+    code, text = said("check", f"{model}:build_counting")
+    assert code == 1
+    assert "\nbreach: " in text
+    assert "\nfirst difference: step 2" in text
 
 
-def test_all_strategies(
-    model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_strategies(model: str, capsys, monkeypatch) -> None:
     monkeypatch.setattr("minitrain.core.progress.SECONDS_BETWEEN_LINES", 0)
     few = ("ddp", "invariant", "fsdp", "powersgd")
     monkeypatch.setattr(check, "STRATEGIES", few)
     own = ["--batches", f"{model}:images", "--loss", f"{model}:loss_of_images"]
-    every = ["--sync", "all", "--steps", "12"]
-    assert run(["check", f"{model}:batch_norm", *own, *every]) == 0
-    printed = capsys.readouterr()
-    assert "float64: 4 strategies, one after the other ...\n" in printed.err
-    assert "strategies: 4/4 [" in printed.err
-    assert "replay: " not in printed.err
-    said = dict(line.split(maxsplit=1) for line in printed.out.splitlines()[:-1])
-    verdicts = [said[name].partition(":")[0] for name in few[:3]]
+    images = ["check", f"{model}:batch_norm", *own]
+    code, text = said(*images, "--sync", "all", "--steps", 12)
+    assert code == 0
+    shown = capsys.readouterr().err
+    assert "float64: 4 strategies, one after the other ...\n" in shown
+    assert "strategies: 4/4 [" in shown
+    assert "replay: " not in shown
+    found = dict(line.split(maxsplit=1) for line in text.splitlines()[:-1])
+    verdicts = [found[name].partition(":")[0] for name in few[:3]]
     assert verdicts == ["proven", "proven", "undecided"]
     end = "batch norm normalizes by each rank's own samples"
     for name in few[:3]:
-        assert f"; not compared with one process: {end}" in said[name]
-    with pytest.raises(UserError, match="--steps = 3: at least 12 for powersgd"):
-        run(["check", f"{model}:batch_norm", *own, "--sync", "powersgd"])
+        assert f"; not compared with one process: {end}" in found[name]
     # only its loss is compared, and was
-    assert "one process" not in said["powersgd"]
-    own = ["--batches", f"{model}:batches", "--loss", f"{model}:loss"]
-    every[1] = "bf16_compress"
-    monkeypatch.setattr(check, "STRATEGIES", every[1:2])
-    assert run(["check", f"{model}:linear", *own, *every]) == 0
+    assert "one process" not in found["powersgd"]
+    with pytest.raises(UserError, match="--steps = 3: at least 12 for powersgd"):
+        run([*images, "--sync", "powersgd"])
+
+
+def test_strategy_that_promises_no_closeness_is_not_compared(
+    model: str, monkeypatch
+) -> None:
+    monkeypatch.setattr(check, "STRATEGIES", ["bf16_compress"])
+    code, text = said("check", f"{model}:linear", *OWN_DATA, "--sync", "all")
     why = "bf16_compress does not promise to stay close to one process"
-    assert f"; not compared with one process: {why}" in capsys.readouterr().out
+    assert code == 0
+    assert f"; not compared with one process: {why}" in text
 
 
 def test_strategy_that_fails_leaves_the_results_of_the_others(
-    model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    model: str, monkeypatch
 ) -> None:
     def tried(*, sync: str, **given: Any) -> Any:
         if sync == "fsdp":
@@ -272,17 +262,16 @@ def test_strategy_that_fails_leaves_the_results_of_the_others(
 
     ladder_of = check_module.check_data_parallel
     monkeypatch.setattr(check_module, "check_data_parallel", tried)
-    own = ["--batches", f"{model}:batches", "--loss", f"{model}:loss"]
-    every = [f"{model}:linear", *own, "--sync", "all"]
+    every = ["check", f"{model}:linear", *OWN_DATA, "--sync", "all"]
     monkeypatch.setattr(check, "STRATEGIES", ("ddp", "fsdp"))
-    assert run(["check", *every, "--json"]) == 1
-    found = json.loads(capsys.readouterr().out)
-    assert found["strategies"]["ddp"]["verdict"] == "proven"
+    code, text = said(*every, "--json")
+    found = json.loads(text)
+    assert (code, found["strategies"]["ddp"]["verdict"]) == (1, "proven")
     assert found["failed"] == {"fsdp": "rank 0: ValueError: no"}
     assert found["refused"] == {}
     monkeypatch.setattr(check, "STRATEGIES", ("fsdp",))
     with pytest.raises(RankError, match="rank 0: ValueError: no"):
-        run(["check", *every])
+        run(every)
 
 
 def test_factory_of_the_pipeline_serves_as_it_is(model: str) -> None:
@@ -303,92 +292,49 @@ def test_factory_of_the_pipeline_serves_as_it_is(model: str) -> None:
     assert (built().head.in_features, tokens) == (4, 16)
 
 
-BATCHES = ("--batches", "my_model.py:batches")
-WITH_LOSS = ("--loss", "my_model.py:loss")
-OF_THE_PIPELINE = "my_model.py:of_the_pipeline"
-MISTAKES = [
-    (["my_model.py"], "MODEL = 'my_model.py': must be FILE.py:NAME or module:NAME"),
-    (["my_modl.py:build"], "MODEL = 'my_modl.py:build': no file my_modl.py (did you"),
-    (["torch.nn:Identity"], "torch.nn: no file to read; --text or --batches names"),
-    (
-        ["my_model.py:bild"],
-        "MODEL = 'my_model.py:bild': my_model.py has no bild (did you mean build?)",
-    ),
-    (["broken.py:x"], "MODEL = 'broken.py:x': broken.py: SystemExit: 3"),
-    (["my_model.py:build", "--world-size", "1"], "--world-size = 1: must be greater"),
-    (["my_model.py:build", "--sync", "zero"], "--sync = 'zero': must be one of all, "),
-    (
-        ["my_model.py:build", "--sync", "no.such:Own"],
-        "--sync = 'no.such:Own': ModuleNotFound",
-    ),
-    (
-        ["my_model.py:build", "--sync", "all", "--optimizer", "adam"],
-        "--optimizer = 'adam': must be one of adamw, sgd (did you mean adamw?)",
-    ),
-    (["my_model.py:build", "--precision", "fp8"], "--precision = 'fp8': must be one "),
+BUILD, SIZES = "my_model.py:build", "my_model.py:of_the_pipeline --arg"
+BATCHES = "my_model.py:linear --loss my_model.py:loss --batches"
+COUNTED = f"{BATCHES} my_model.py:batches --count"
+MISTAKES = {
+    "my_model.py": "MODEL = 'my_model.py': must be FILE.py:NAME or module:NAME",
+    "my_modl.py:build": "MODEL = 'my_modl.py:build': no file my_modl.py (did you",
+    "torch.nn:Identity": "torch.nn: no file to read; --text or --batches names",
+    "my_model.py:bild": "MODEL = 'my_model.py:bild': my_model.py has no bild (did you",
+    "broken.py:x": "MODEL = 'broken.py:x': broken.py: SystemExit: 3",
+    "failing.py:raises": "MODEL = 'failing.py:raises': ValueError: no",
+    "failing.py:exits": "MODEL = 'failing.py:exits': SystemExit: 0",
+    f"{BUILD} --sync zero": "--sync = 'zero': must be one of all, ",
+    f"{BUILD} --sync no.such:Own": "--sync = 'no.such:Own': ModuleNotFound",
+    f"{BUILD} --sync all --optimizer adam": "--optimizer = 'adam': must be one of adamw",
     # of all strategies; invariant has another reason
-    (
-        ["my_model.py:build", "--sync", "all", "--world-size", "9"],
-        "batches[0]: 8 samples cannot be cut into 9 parts (--world-size or logical_",
-    ),
-    (
-        [OF_THE_PIPELINE, "--arg", "n_emb=8"],
-        "--arg n_emb: unknown key (did you mean n_embd?)",
-    ),
-    (
-        [OF_THE_PIPELINE, "--arg", "n_embd=6"],
-        "--arg n_embd = 6: must be a multiple of model.n_head = 4",
-    ),
-    ([OF_THE_PIPELINE, "--arg", "n_embd"], "--arg = 'n_embd': must be KEY=VALUE"),
-    (["failing.py:raises"], "MODEL = 'failing.py:raises': ValueError: no"),
-    (["failing.py:exits"], "MODEL = 'failing.py:exits': SystemExit: 0"),
-    (["reading.py:build"], "MODEL = 'reading.py:build': reading.py: FileNotFoundErr"),
-    (
-        ["my_model.py:linear", "--batches", "failing.py:ends", *WITH_LOSS],
-        "batches: SystemExit: 0",
-    ),
-    (
-        ["my_model.py:linear", *BATCHES, *WITH_LOSS, "--count", "failing.py:counts"],
-        "count(batch): SystemExit: 0",
-    ),
-    (["my_model.py:build", "--batch-size", "0"], "--batch-size = 0: must be 1 or more"),
-    (
-        ["my_model.py:build", "--batches", "my_model.py:fails"],
-        "--batches = 'my_model.py:fails': ValueError: no data",
-    ),
-    (
-        ["my_model.py:linear", *BATCHES, *WITH_LOSS, "--count", "my_model.py:counts"],
-        "count(batch): KeyError: 'mask'",
-    ),
-    (
-        ["my_model.py:build", "--sync", "wrong_sync:Own"],
-        "--sync = 'wrong_sync:Own': NameError: name 'Unknown' is not defined",
-    ),
-    (["my_model.py:build", "--sync", ".m:Own"], "--sync = '.m:Own': TypeError: "),
-]
+    f"{BUILD} --sync all --world-size 9": "batches[0]: 8 samples cannot be cut into 9",
+    f"{SIZES} n_emb=8": "--arg n_emb: unknown key (did you mean n_embd?)",
+    f"{SIZES} n_embd=6": "--arg n_embd = 6: must be a multiple of model.n_head = 4",
+    f"{SIZES} n_embd": "--arg = 'n_embd': must be KEY=VALUE",
+    f"{BUILD} --batch-size 0": "--batch-size = 0: must be 1 or more",
+    f"{BATCHES} failing.py:ends": "batches: SystemExit: 0",
+    f"{BATCHES} failing.py:raises": "--batches = 'failing.py:raises': ValueError",
+    f"{COUNTED} failing.py:counts": "count(batch): SystemExit: 0",
+}
 
 
-def test_mistakes_are_one_line(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(Path.cwd())
-    Path("wrong_sync.py").write_text("class Own(Unknown):\n    pass\n")
+def test_mistakes_are_one_line(model: str) -> None:
     Path("broken.py").write_text("import sys; sys.exit(3)")
-    Path("reading.py").write_text("open('vocab.json')")
     Path("failing.py").write_text(
         "def raises():\n    raise ValueError('no')\n\n"
         "def exits():\n    import sys; sys.exit(0)\n\n"
         "def ends():\n    exits(); yield 1\n\n"
         "def counts(batch):\n    exits()\n"
     )
-    for arguments, line in MISTAKES:
-        assert refusal(run, ["check", *arguments]).startswith(line)
+    for words, line in MISTAKES.items():
+        assert refusal(run, ["check", *words.split()]).startswith(line)
 
 
 def test_strategy_that_takes_no_such_model_is_named() -> None:
     assert not holds({})
-    said = in_words({}, {"shm": "not on two hosts"}, 2.4, {})
-    assert said == "shm  not tried: not on two hosts\n2 s"
-    assert (
-        in_words({}, {}, 2.4, {"shm": "rank 0: no"}) == "shm  failed: rank 0: no\n2 s"
+    refused, failed = {"shm": "not on two hosts"}, {"fsdp": "rank 0: no"}
+    assert in_words({}, refused, 2.4, failed) == (
+        "shm   not tried: not on two hosts\nfsdp  failed: rank 0: no\n2 s"
     )
 
 
