@@ -305,9 +305,13 @@ MISTAKES = {
     "failing.py:exits": "MODEL = 'failing.py:exits': SystemExit: 0",
     f"{BUILD} --sync zero": "--sync = 'zero': must be one of all, ",
     f"{BUILD} --sync no.such:Own": "--sync = 'no.such:Own': ModuleNotFound",
-    f"{BUILD} --sync all --optimizer adam": "--optimizer = 'adam': must be one of adamw",
+    f"{BUILD} --sync all --optimizer adam": (
+        "--optimizer = 'adam': must be one of adamw, sgd (did you mean adamw?)"
+    ),
     # of all strategies; invariant has another reason
-    f"{BUILD} --sync all --world-size 9": "batches[0]: 8 samples cannot be cut into 9",
+    f"{BUILD} --sync all --world-size 9": (
+        "batches[0]: 8 samples cannot be cut into 9 parts (--world-size or logical_"
+    ),
     f"{SIZES} n_emb=8": "--arg n_emb: unknown key (did you mean n_embd?)",
     f"{SIZES} n_embd=6": "--arg n_embd = 6: must be a multiple of model.n_head = 4",
     f"{SIZES} n_embd": "--arg = 'n_embd': must be KEY=VALUE",
