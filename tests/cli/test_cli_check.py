@@ -303,6 +303,9 @@ MISTAKES = {
     "broken.py:x": "MODEL = 'broken.py:x': broken.py: SystemExit: 3",
     "failing.py:raises": "MODEL = 'failing.py:raises': ValueError: no",
     "failing.py:exits": "MODEL = 'failing.py:exits': SystemExit: 0",
+    f"{BUILD} --world-size 1": "--world-size = 1: must be greater",
+    f"{BUILD} --precision fp8": "--precision = 'fp8': must be one ",
+    f"{BUILD} --steps many": "minitrain check: argument --steps: invalid int value",
     f"{BUILD} --sync zero": "--sync = 'zero': must be one of all, ",
     f"{BUILD} --sync no.such:Own": "--sync = 'no.such:Own': ModuleNotFound",
     f"{BUILD} --sync all --optimizer adam": (

@@ -77,6 +77,7 @@ def test_json(runs: Runs, tmp_path: Path) -> None:
     assert (code, facts["same"], facts["verdict"]) == (1, False, "different")
     first = [facts["first"][key] for key in ("step", "what", "why")]
     assert first == [0, "learning rate", "RATE_DIVIDED"]
+    assert "divided by the number of processes" in facts["first"]["cause"]
     assert facts["page"] == "docs/symptoms/loss-differs.md"
     steps = [(step["step"], step["end"]) for step in facts["steps"]]
     assert steps == [*((step, False) for step in (0, 1, 2, 5, 10)), (11, True)]

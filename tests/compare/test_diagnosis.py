@@ -154,3 +154,9 @@ def test_the_first_tensor_is_the_same_in_every_process() -> None:
     wanted = [rows[0] | {"gradients": dict.fromkeys(names, "sha")}]
     found = first_difference(rows, wanted, ["gradients"])
     assert found.tensor == names[0]
+
+
+def test_what_16_bits_hold_on_both_sides_is_not_blamed_on_them() -> None:
+    right = torch.tensor([1.0, 3.0, 1.0, 0.75])
+    pair = Values([state(right.flip(0))] * 2, state(right), [])
+    assert cause_of("gradients", BOTH, pair) == UNKNOWN

@@ -270,6 +270,7 @@ def test_planted(fault: Fault, sound: Callable[..., Path], tmp_path: Path) -> No
             first = found.first
             assert (first.step, first.what) == (fault.step, fault.what)
             assert first.why.cause == fault.cause
+            assert first.cause in str(first)
             assert first.tensor == fault.tensor or not fault.tensor
             assert (first.ranks, first.of) == (fault.ranks, fault.of)
             marks = {s.step: s.mark for s in found.steps}
