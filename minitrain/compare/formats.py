@@ -12,7 +12,8 @@ import json
 import pickle
 import re
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
@@ -35,13 +36,16 @@ PART = " (part)"
 Entry = tuple[str, object]
 
 
-# lazily loaded tensor: calling it loads and returns the tensor
-Unread = partial
+@dataclass(frozen=True)
+class Unread:
+    """Lazily loaded tensor; ``read()`` loads and returns it."""
+
+    read: Callable[[], Tensor]
 
 
 def loaded(entry: Any) -> Any:
     """Return ``entry``: if Unread, its tensor. Raises UserError if that is damaged."""
-    return entry() if isinstance(entry, Unread) else entry
+    return entry.read() if isinstance(entry, Unread) else entry
 
 
 class Inert:
@@ -190,7 +194,7 @@ def _safetensors(path: Path) -> Iterator[Entry]:
     try:
         file = safe_open(path, framework="pt")
         for name in file.keys():  # noqa: SIM118
-            yield name, Unread(_tensor_of, path, file, name)
+            yield name, Unread(partial(_tensor_of, path, file, name))
     except SafetensorError as error:
         raise UserError(f"{path}: not a whole .safetensors file: {error}") from None
 
@@ -251,8 +255,8 @@ def _distcp(folder: Path) -> Iterator[Entry]:
             f"{folder}: not a whole checkpoint of torch.distributed.checkpoint"
         ) from None
     for name, what in stored.items():
-        read = Unread(_stored, folder, where, name, what)
-        yield name, read if hasattr(what, "chunks") else read()
+        read = partial(_stored, folder, where, name, what)
+        yield name, Unread(read) if hasattr(what, "chunks") else read()
 
 
 def _stored(folder: Path, where: Mapping[Any, Any], name: str, what: Any) -> Any:

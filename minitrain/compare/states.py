@@ -41,7 +41,7 @@ class State:
     ``objects``: class paths of Python objects, which are not unpickled.
     """
 
-    tensors: Mapping[str, Tensor | Unread[Tensor]]
+    tensors: Mapping[str, Tensor | Unread]
     values: Mapping[str, object] = field(default_factory=dict)
     objects: Mapping[str, str] = field(default_factory=dict)
 
@@ -68,7 +68,7 @@ def read_state(path: Path) -> State:
         UserError: it is empty, truncated, of an unknown format, needs code to be read,
             or has a tensor that is sparse, quantized, nested or on the meta device.
     """
-    tensors: dict[str, Tensor | Unread[Tensor]] = {}
+    tensors: dict[str, Tensor | Unread] = {}
     values: dict[str, object] = {}
     objects: dict[str, str] = {}
     try:
