@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from commands import said
+from commands import output_of
 from one_line import refusal
 from project import PARAMS_FILE, set_params
 
@@ -129,7 +129,7 @@ OWN_DATA = ("--batches", "my_model.py:batches", "--loss", "my_model.py:loss")
 
 
 def test_model_that_reads_text(model: str, capsys) -> None:
-    code, text = said("check", f"{model}:build")
+    code, text = output_of("check", f"{model}:build")
     assert code == 0
     assert capsys.readouterr().err.startswith(
         "training 3 steps with 2 processes, and again with one; a witness computes in "
@@ -148,7 +148,7 @@ def test_model_that_reads_text(model: str, capsys) -> None:
 
 def test_model_with_batches_and_a_loss(model: str, capsys, monkeypatch) -> None:
     monkeypatch.setattr("minitrain.core.progress.SECONDS_BETWEEN_LINES", 0)
-    code, text = said("check", f"{model}:linear", *OWN_DATA, "--json")
+    code, text = output_of("check", f"{model}:linear", *OWN_DATA, "--json")
     # a slow machine is not silent
     shown = capsys.readouterr().err
     for bar in ("replay: 3/3", r"witness: \d+", "one process: 3/3"):
@@ -202,7 +202,7 @@ def test_lines_that_are_cut_have_different_lengths(tmp_path: Path) -> None:
 
 
 def test_model_whose_loss_is_no_mean_over_targets(model: str) -> None:
-    code, text = said("check", f"{model}:build_wrong")
+    code, text = output_of("check", f"{model}:build_wrong")
     *_, verdict, took, hint = text.splitlines()
     assert code == 1
     assert verdict.startswith("breach: witness_mean: the loss is not a mean over ")
@@ -212,7 +212,7 @@ def test_model_whose_loss_is_no_mean_over_targets(model: str) -> None:
 
 def test_model_that_counts_its_calls_is_a_breach(model: str) -> None:
     """A replay calls one model for both ranks: from the fifth call on it differs."""
-    code, text = said("check", f"{model}:build_counting")
+    code, text = output_of("check", f"{model}:build_counting")
     assert code == 1
     assert "\nbreach: " in text
     assert "\nfirst difference: step 2" in text
@@ -224,7 +224,7 @@ def test_all_strategies(model: str, capsys, monkeypatch) -> None:
     monkeypatch.setattr(check, "STRATEGIES", few)
     own = ["--batches", f"{model}:images", "--loss", f"{model}:loss_of_images"]
     images = ["check", f"{model}:batch_norm", *own]
-    code, text = said(*images, "--sync", "all", "--steps", 12)
+    code, text = output_of(*images, "--sync", "all", "--steps", 12)
     assert code == 0
     shown = capsys.readouterr().err
     assert "float64: 4 strategies, one after the other ...\n" in shown
@@ -246,7 +246,7 @@ def test_strategy_that_promises_no_closeness_is_not_compared(
     model: str, monkeypatch
 ) -> None:
     monkeypatch.setattr(check, "STRATEGIES", ["bf16_compress"])
-    code, text = said("check", f"{model}:linear", *OWN_DATA, "--sync", "all")
+    code, text = output_of("check", f"{model}:linear", *OWN_DATA, "--sync", "all")
     why = "bf16_compress does not promise to stay close to one process"
     assert code == 0
     assert f"; not compared with one process: {why}" in text
@@ -264,7 +264,7 @@ def test_strategy_that_fails_leaves_the_results_of_the_others(
     monkeypatch.setattr(check_module, "check_data_parallel", tried)
     every = ["check", f"{model}:linear", *OWN_DATA, "--sync", "all"]
     monkeypatch.setattr(check, "STRATEGIES", ("ddp", "fsdp"))
-    code, text = said(*every, "--json")
+    code, text = output_of(*every, "--json")
     found = json.loads(text)
     assert (code, found["strategies"]["ddp"]["verdict"]) == (1, "proven")
     assert found["failed"] == {"fsdp": "rank 0: ValueError: no"}

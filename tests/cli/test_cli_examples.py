@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import said
+from commands import output_of
 from recorded import record
 from run_on_disk import write
 from subjects import make_run
@@ -58,7 +58,7 @@ def one_examination() -> Iterator[None]:
 def test_example_is_run(line: str, folder: Path, monkeypatch) -> None:
     monkeypatch.chdir(folder)
     _, *arguments = shlex.split(line)
-    code, text = said(*arguments)
+    code, text = output_of(*arguments)
     assert code == 0
     assert text
     if "--json" in arguments:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import said
+from commands import output_of
 from one_line import refusal
 from recorded import alter, record, rows_of, sgd, write
 
@@ -40,7 +40,7 @@ def words(a: Path, b: Path) -> list[str]:
 
 def test_equal_bits(runs: Runs, monkeypatch, capsys) -> None:
     monkeypatch.setattr("minitrain.core.progress.SECONDS_BETWEEN_LINES", 0)
-    assert said("verify", runs["a"], runs["again"]) == (
+    assert output_of("verify", runs["a"], runs["again"]) == (
         0,
         "equal bits: 5 recorded steps and the end\n"
         "steps 0 to 10 and the end: ======  (= equal bits)\n",
@@ -49,7 +49,7 @@ def test_equal_bits(runs: Runs, monkeypatch, capsys) -> None:
 
 
 def test_within_rounding(runs: Runs) -> None:
-    code, text = said("verify", runs["a"], runs["two"], "--twin", runs["twin"])
+    code, text = output_of("verify", runs["a"], runs["two"], "--twin", runs["twin"])
     assert code == 0
     first, second, third = text.splitlines()
     assert first.startswith(
@@ -60,7 +60,7 @@ def test_within_rounding(runs: Runs) -> None:
 
 
 def test_different(runs: Runs) -> None:
-    code, text = said("verify", runs["a"], runs["rate"])
+    code, text = output_of("verify", runs["a"], runs["rate"])
     assert code == 1
     verdict, marks, *more = text.splitlines()
     assert [verdict, marks] == [
@@ -72,7 +72,7 @@ def test_different(runs: Runs) -> None:
 
 
 def test_json(runs: Runs, tmp_path: Path) -> None:
-    code, text = said("verify", runs["a"], runs["rate"], "--json")
+    code, text = output_of("verify", runs["a"], runs["rate"], "--json")
     facts = json.loads(text)
     assert (code, facts["same"], facts["verdict"]) == (1, False, "different")
     first = [facts["first"][key] for key in ("step", "what", "why")]
@@ -84,7 +84,7 @@ def test_json(runs: Runs, tmp_path: Path) -> None:
     # and what was not recorded
     b = short(tmp_path / "b")
     alter(b, 0, lambda row: row.update(inputs=[[]]))
-    code, text = said("verify", runs["a"], b, "--json")
+    code, text = output_of("verify", runs["a"], b, "--json")
     facts = json.loads(text)
     assert (code, facts["verdict"]) == (1, "undecided")
     assert facts["unseen"] == ["no samples were recorded in B, so data is not compared"]
@@ -157,7 +157,7 @@ def test_what_is_undecided_asks_for_a_twin(runs: Runs, tmp_path: Path) -> None:
 def test_a_doubt_is_not_why_two_runs_differ(runs: Runs, tmp_path: Path) -> None:
     b = short(tmp_path / "b", steps=13, world_size=2)
     nudge(b)
-    code, text = said("verify", runs["a"], b)
+    code, text = output_of("verify", runs["a"], b)
     assert code == 1
     assert text.startswith(
         "different: what only one of them has; undecided is what both have (5 recorded "
@@ -185,7 +185,7 @@ def test_alarm_is_the_first_line_and_never_exit_code_0(
     of_rule = {"rule": "gradients", "tensor": "", "line": "minitrain: step 11: unlike"}
     b = with_finding(short(tmp_path / "b"), kind, **of_rule)
     for a in (runs["a"], b):
-        found, text = said("verify", a, b)
+        found, text = output_of("verify", a, b)
         assert found == code
         first, second, *_ = text.splitlines()
         assert first.startswith("alarm within " if code else "equal bits: ")
@@ -200,7 +200,7 @@ def test_names_and_lines_of_a_file_do_nothing_to_a_terminal(
     path = folder / "rank-0.jsonl"
     path.write_text(path.read_text().replace('"out.bias"', json.dumps(name)))
     with_finding(folder, "alarm", rule="mean", tensor=name, line=name)
-    code, text = said("verify", folder, runs["a"])
+    code, text = output_of("verify", folder, runs["a"])
     assert code == 1
     assert text.splitlines()[1].startswith("different at the start: model, tensor out.")
     assert text.count("\n") == len(text.splitlines()) == 3

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import said
+from commands import output_of
 from one_line import refusal
 from safetensors.torch import save_file
 
@@ -28,8 +28,11 @@ def files(tmp_path: Path) -> tuple[str, str]:
 
 
 def test_one_bit(files: tuple[str, str]) -> None:
-    assert said("verify", files[0], files[0]) == (0, "equal: 2 tensors, every bit\n")
-    assert said("verify", *files) == (
+    assert output_of("verify", files[0], files[0]) == (
+        0,
+        "equal: 2 tensors, every bit\n",
+    )
+    assert output_of("verify", *files) == (
         1,
         "different: 1 of 2 tensors, 1 element in all\n"
         "first difference: w[1, 0]\n"
@@ -39,7 +42,7 @@ def test_one_bit(files: tuple[str, str]) -> None:
         "max |A - B|: 2.38419e-07 in w\n"
         "names: without the words of wrappers in names\n",
     )
-    code, text = said("verify", *files, "--json")
+    code, text = output_of("verify", *files, "--json")
     found = json.loads(text)
     assert (code, found["equal"], found["max_ulp"]) == (1, False, 1)
     assert found["first"]["index"] == [1, 0]
@@ -89,7 +92,7 @@ def test_what_is_no_difference_is_said(tmp_path: Path) -> None:
     w = torch.tensor([1.0, float("nan")])
     torch.save({"w": w, "head": w, "step": 3}, tmp_path / "a.pt")
     torch.save({"w": w, "step": 3}, tmp_path / "b.pt")
-    assert said("verify", tmp_path / "a.pt", tmp_path / "b.pt") == (
+    assert output_of("verify", tmp_path / "a.pt", tmp_path / "b.pt") == (
         0,
         "equal: 1 tensor and 1 value, every bit\n"
         "1 NaN, of the same bits in both: w\n"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from commands import said
+from commands import output_of
 from project import ROOT
 
 from minitrain.cli import collectives, doctor
@@ -182,7 +182,7 @@ def test_command_says_what_it_does_before_it_imports_torch(tmp_path: Path) -> No
 def test_command_prints_json_and_has_an_exit_code(monkeypatch) -> None:
     ill = Examination([Check("ports", "wrong", "none is free")], [])
     monkeypatch.setattr(doctor, "examine", lambda: ill)
-    code, text = said("doctor", "--json")
+    code, text = output_of("doctor", "--json")
     assert code == 1
     assert json.loads(text) == {
         "ok": False,

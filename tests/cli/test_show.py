@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from commands import said
+from commands import output_of
 from torch import nn
 
 import minitrain
@@ -45,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_one_recording(folder: Path) -> None:
-    code, text = said("show", folder / "a")
+    code, text = output_of("show", folder / "a")
     assert code == 0
     first, *lines = text.splitlines()
     start = rf"{folder}/a: 1 rank, 12 steps, 5 recorded; loss [\d.]+ at step 0, "
@@ -61,18 +61,18 @@ def test_one_recording(folder: Path) -> None:
 def test_rank_that_was_killed_is_named(tmp_path: Path) -> None:
     """It closed neither file; one that ended by an error closed its times."""
     trained(tmp_path / "run")
-    assert "no end" not in said("show", tmp_path / "run")[1]
+    assert "no end" not in output_of("show", tmp_path / "run")[1]
     rows, times = (tmp_path / "run" / name for name in ("rank-0.jsonl", "times-0.csv"))
     rows.write_text(rows.read_text().rpartition('{"kind":"end"')[0])
-    first = said("show", tmp_path / "run")[1].splitlines()[0]
+    first = output_of("show", tmp_path / "run")[1].splitlines()[0]
     assert first.endswith("; no end of rank 0: ended early after 12 steps")
     times.write_text(times.read_text().removesuffix("# end\n"))
-    first = said("show", tmp_path / "run")[1].splitlines()[0]
+    first = output_of("show", tmp_path / "run")[1].splitlines()[0]
     assert first.endswith("; no end of rank 0: killed, or at work, after 12 steps")
 
 
 def test_two_recordings_are_compared(folder: Path) -> None:
-    code, text = said("show", folder / "a", folder / "b")
+    code, text = output_of("show", folder / "a", folder / "b")
     assert code == 1
     assert text.count(" rank, 12 steps, 5 recorded") == 2
     assert "\ndifferent at step 0: learning rate" in text
@@ -81,7 +81,7 @@ def test_two_recordings_are_compared(folder: Path) -> None:
 
 def test_page_is_one_file(folder: Path) -> None:
     page = folder / "page.html"
-    printed = said("show", folder / "a", folder / "b", "--html", page)[1]
+    printed = output_of("show", folder / "a", folder / "b", "--html", page)[1]
     assert printed.endswith(f"written to {page}\n")
     text = page.read_text()
     # the parts of two ranks, and two losses
@@ -107,7 +107,7 @@ def test_page_that_cannot_be_written(
 ) -> None:
     (tmp_path / "full.html").mkdir()
     with pytest.raises(UserError, match=line):
-        said("show", folder / "a", "--html", tmp_path / name)
+        output_of("show", folder / "a", "--html", tmp_path / name)
     assert [*tmp_path.rglob("*")] == [tmp_path / "full.html"]
 
 
@@ -117,11 +117,11 @@ def test_numbers_that_json_lacks_are_null(tmp_path: Path) -> None:
     rows = file.read_text().splitlines()
     none = [re.sub(r"(,\d+\.\d+){6}", ",0" * 6, row) for row in rows]
     file.write_text("\n".join([*none, ""]))
-    facts = json.loads(said("show", tmp_path / "a", "--json")[1])
+    facts = json.loads(output_of("show", tmp_path / "a", "--json")[1])
     assert [one["loss"] for one in facts["losses"]][1:] == [None] * 3
     assert facts["parts"]["all"]["step_ms"] == 0
     page = tmp_path / "page.html"
-    assert "0.0 %" in said("show", tmp_path / "a", "--html", page)[1]
+    assert "0.0 %" in output_of("show", tmp_path / "a", "--html", page)[1]
 
 
 SLOW = {"rank": 1, "excess_ms": 12.25}
@@ -163,7 +163,7 @@ def test_times_that_are_no_file_are_not_waited_for(tmp_path: Path) -> None:
     (tmp_path / "a" / "times-0.csv").unlink()
     os.mkfifo(tmp_path / "a" / "times-0.csv")
     with pytest.raises(UserError, match=r"times-0\.csv"):
-        said("show", tmp_path / "a")
+        output_of("show", tmp_path / "a")
 
 
 def test_names_beyond_the_locale_are_escaped(tmp_path: Path) -> None:

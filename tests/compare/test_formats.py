@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from commands import said
+from commands import output_of
 from one_line import refusal
 from pickles import RunsCode
 from safetensors.torch import save_file
@@ -267,7 +267,7 @@ def of_accelerate(folder: Path, weight: float) -> Path:
 def test_folders_file_by_file(tmp_path: Path) -> None:
     a, b = (of_accelerate(tmp_path / name, 1.0) for name in "ab")
     (b / "random_states_0.pkl").write_bytes((a / "random_states_0.pkl").read_bytes())
-    assert said("verify", a, b) == (
+    assert output_of("verify", a, b) == (
         0,
         "equal: 3 states and files\n"
         "model.safetensors: equal: 1 tensor, every bit\n"
@@ -276,7 +276,7 @@ def test_folders_file_by_file(tmp_path: Path) -> None:
     )
     other = of_accelerate(tmp_path / "c", 2.0)
     (other / "scaler.pt").write_bytes(b"")
-    assert said("verify", a, other) == (
+    assert output_of("verify", a, other) == (
         1,
         "different, of 3 states and files\n"
         "model.safetensors: different: 1 of 1 tensor, 1 element in all; "
@@ -294,11 +294,11 @@ def test_what_lies_beside_a_state_is_compared_too(tmp_path: Path, plain: Path) -
         torch.save(
             {"exp_avg": torch.tensor([moment])}, tmp_path / name / "optimizer.pt"
         )
-    code, text = said("verify", tmp_path / "a", tmp_path / "b")
+    code, text = output_of("verify", tmp_path / "a", tmp_path / "b")
     assert code == 1
     assert "optimizer.pt: different: 1 of 1 tensor" in text
     # a file has nothing beside it: that is said
-    code, text = said("verify", tmp_path / "a", plain)
+    code, text = output_of("verify", tmp_path / "a", plain)
     assert (code, text.splitlines()[-1]) == (0, "not compared: optimizer.pt")
 
 
@@ -335,7 +335,7 @@ def test_state_of_several_files_is_one(tmp_path: Path) -> None:
 def test_name_of_a_file_forges_no_verdict(tmp_path: Path, plain: Path) -> None:
     folder = sharded(tmp_path / "a")
     (folder / "x\nequal: 24 tensors, every bit").touch()
-    last = said("verify", folder, plain)[1].splitlines()[-1]
+    last = output_of("verify", folder, plain)[1].splitlines()[-1]
     assert last.startswith("not compared: x\\nequal: 24")
 
 

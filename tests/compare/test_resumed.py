@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from commands import said
+from commands import output_of
 from one_line import refusal
 from recorded import CLASSES, Model, adamw, alter, dealt, record, rows_of, write
 from recorded_loops import Net, batch, loss_of
@@ -97,7 +97,7 @@ def test_resumed_run_is_compared_from_where_it_resumes(
     train(tmp_path, saved)
     for number, pair in enumerate([(a, tmp_path), (tmp_path, a)]):
         late, other = "BA"[number], "AB"[number]
-        code, text = said("verify", *pair)
+        code, text = output_of("verify", *pair)
         assert code == 0
         verdict, _, *aside = text.splitlines()[:3]
         assert (

@@ -11,7 +11,7 @@ from typing import Any
 import bugs as bugs
 import pytest
 import torch
-from commands import said
+from commands import output_of
 from one_line import refusal
 from run_on_disk import write
 from subjects import WIDTH, Bigrams, make_run
@@ -45,7 +45,7 @@ def test_run_made_twice(clean: Path, tmp_path: Path) -> None:
     again = write(tmp_path / "again", run_ranks(make_run(), 2))
     # six steps on two ranks
     text = "equal: 12 recorded steps of a rank, 6 losses, 2 final states\n"
-    assert said("verify", clean, again) == (0, text)
+    assert output_of("verify", clean, again) == (0, text)
 
 
 def rewritten(change: Callable[[list[Row]], list[Row]]) -> Spoil:
@@ -91,7 +91,7 @@ def test_what_one_run_lacks_is_a_difference(
     clean: Path, copy: Path, lacking: str
 ) -> None:
     LACKING[lacking](copy)
-    code, out = said("verify", clean, copy)
+    code, out = output_of("verify", clean, copy)
     assert code == 1
     lines = out.splitlines()
     assert lines[:2] == [
@@ -99,7 +99,7 @@ def test_what_one_run_lacks_is_a_difference(
         f"only in A: {lacking.replace(', the loss of step 5', ' and 1 more')}",
     ]
     assert lines[2].startswith("equal is what both have: ")
-    code, out = said("verify", copy, clean, "--json")
+    code, out = output_of("verify", copy, clean, "--json")
     facts = json.loads(out)
     assert (code, facts["equal"]) == (1, False)
     assert facts["only_in_a"] == []
@@ -115,7 +115,7 @@ def nudge(path: Path) -> None:
 def test_final_state_of_one_rank(clean: Path, copy: Path) -> None:
     path = copy / STATE_1
     nudge(path)
-    code, out = said("verify", clean, copy)
+    code, out = output_of("verify", clean, copy)
     assert code == 1
     lines = out.splitlines()
     assert lines[0] == ("different: ranks of B: their final states differ")
@@ -133,7 +133,7 @@ def test_loss_of_one_step(more: float, verdict: str, clean: Path, copy: Path) ->
     lines = path.read_text().splitlines()
     loss = float(lines[3].partition(",")[2])
     path.write_text("\n".join([*lines[:3], f"2,{loss + more}", *lines[4:]]) + "\n")
-    code, out = said("verify", clean, copy)
+    code, out = output_of("verify", clean, copy)
     assert code == (verdict != "within")
     assert out.startswith(verdict)
     assert f"losses: first at step 2: {loss} against {loss + more}" in out
@@ -165,7 +165,7 @@ def test_two_processes_and_one_are_within_tolerance(clean: Path, alone: Path) ->
     assert found.first.why.cause == Cause.ROUNDING
     assert {rung.verdict for rung in found.rungs.values()} == {"within tolerance"}
     assert found.only_in_a == []
-    code, out = said("verify", clean, alone)
+    code, out = output_of("verify", clean, alone)
     assert code == 0
     lines = out.splitlines()
     assert lines[0].startswith("within tolerance: 6 recorded steps of a rank")
@@ -174,7 +174,7 @@ def test_two_processes_and_one_are_within_tolerance(clean: Path, alone: Path) ->
 
 def test_rounding_is_not_why_two_runs_differ(copy: Path, alone: Path) -> None:
     without_last_loss(copy)
-    code, out = said("verify", alone, copy)
+    code, out = output_of("verify", alone, copy)
     assert code == 1
     assert out.startswith(
         "different: what only one of them has\nonly in A: the loss of step 5\n"
@@ -313,7 +313,7 @@ def test_damage_to_a_rank_of_the_larger_run(
 ) -> None:
     spoil(copy)
     for pair in ((copy, alone), (alone, copy)):
-        code, out = said("verify", *pair)
+        code, out = output_of("verify", *pair)
         assert code == 1
         side = "A" if pair[0] == copy else "B"
         assert out.startswith(f"different: ranks of {side}: {line}\n")

@@ -6,7 +6,7 @@ from io import StringIO
 from minitrain.cli.main import run
 
 
-def said(*words: object) -> tuple[int, str]:
+def output_of(*words: object) -> tuple[int, str]:
     """Return the exit code of ``minitrain WORDS`` and what it prints."""
     with redirect_stdout(StringIO()) as out:
         code = run([*map(str, words)])
