@@ -10,7 +10,7 @@ import argparse
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Literal
@@ -64,18 +64,16 @@ def answer(options: argparse.Namespace) -> Answer:
     return Answer(found.ok, {"ok": found.ok, **asdict(found)}, in_words(found))
 
 
-def examine(inject: Callable[[], None] | None = None) -> Examination:
-    """Check the machine, then try every collective at 2, 3 and 4 ranks over gloo.
-
-    ``inject`` is called first in every rank, so that a test can add a fault. If a rank
-    fails or a minute passes, a check is wrong and there are no probes.
+def examine() -> Examination:
+    """Check the machine, then try every collective at 2, 3 and 4 ranks over gloo. If a
+    rank fails or a minute passes, a check is wrong and there are no probes.
     """
     from minitrain.cli.collectives import worst
     from minitrain.harness.launcher import launch
 
     checks = [check_torch(), check_threads(), check_interface()]
     try:
-        by_rank = launch(_probe, max(WORLD_SIZES), inject, timeout_s=TIMEOUT_S)
+        by_rank = launch(_probe, max(WORLD_SIZES), timeout_s=TIMEOUT_S)
     except Exception as error:
         failed = Check("collectives", "wrong", f"the ranks failed: {error}")
         return Examination([*checks, failed], [])
@@ -86,7 +84,7 @@ def examine(inject: Callable[[], None] | None = None) -> Examination:
     return Examination(checks, [worst(probes) for probes in by_probe.values()])
 
 
-def _probe(inject: Callable[[], None] | None) -> "list[Probe]":
+def _probe() -> "list[Probe]":
     import torch.distributed as dist
 
     from minitrain.cli.collectives import probe_all
@@ -94,8 +92,6 @@ def _probe(inject: Callable[[], None] | None) -> "list[Probe]":
 
     # deprecated names are still in use
     warnings.simplefilter("ignore", FutureWarning)
-    if inject is not None:
-        inject()
     found: list[Probe] = []
     limit = timedelta(seconds=GROUP_TIMEOUT_S)
     with distributed() as (rank, _):

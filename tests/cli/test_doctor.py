@@ -4,9 +4,11 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -113,23 +115,36 @@ UNSUPPORTED = (
 )
 
 
+def examined_with(fault: Callable[[], None]) -> Examination:
+    """What the doctor finds if every rank first has the fault."""
+    probe = doctor._probe
+
+    def faulty() -> Any:
+        fault()
+        return probe()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(doctor, "_probe", faulty)
+        return examine()
+
+
 def test_planted_collectives_are_named() -> None:
-    def inject() -> None:
+    def both() -> None:
         average_that_is_a_sum()
         one_rank_of_four_gathers_in_another_order()
 
-    found = examine(inject)
+    found = examined_with(both)
     assert not found.ok
     lines = in_words(found).splitlines()
     assert [line for line in lines if line.startswith("wrong: ")] == WRONG
     # a type that a build refuses is not wrong
-    found = examine(no_bfloat16)
+    found = examined_with(no_bfloat16)
     assert found.ok
     assert UNSUPPORTED in in_words(found).splitlines()
 
 
 def test_rank_that_dies_is_named() -> None:
-    found = examine(lambda: os._exit(3) if os.environ["RANK"] == "2" else None)
+    found = examined_with(lambda: os._exit(3) if os.environ["RANK"] == "2" else None)
     assert not found.ok
     detail = found.checks[-1].detail
     assert detail.startswith("the ranks failed: rank 2 (")
