@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 # result symbols of a step, the worst last
 MARKS = {"=": "equal bits", "~": "within rounding", "?": "undecided", "x": "different"}
-SAME = ("equal bits", "same computation within rounding")
 STRIP_WIDTH = 60
 # largest number of names in a line
 SHOWN = 5
@@ -115,7 +114,7 @@ def _verdict(found: "RecordingsCompared") -> str:
     steps = plural(sum(not step.end for step in found.steps), "recorded step") + more
     if first := found.first:
         return f"{found.verdict} {'from' if first.onwards else 'at'} {first}"
-    if found.verdict in SAME:
+    if found.agree:
         of = found.resumed
         start = f", from step {of.step} of {of.other}" if of else ""
         return f"{found.verdict}{start}: {steps}{_farthest(found)}"
@@ -130,7 +129,7 @@ def _verdict(found: "RecordingsCompared") -> str:
 
 def _modules(found: "RecordingsCompared") -> list[str]:
     one = found.modules
-    if one is None or (not one.module and found.verdict in SAME):
+    if one is None or (not one.module and found.agree):
         return []
     if not one.module:
         calls = plural(one.num, "call of a module", "calls of modules")

@@ -56,9 +56,14 @@ class RecordingsCompared:
     modules: ModulesCompared | None = None
 
     @property
+    def agree(self) -> bool:
+        """Return whether both agree, to the bit or within rounding."""
+        return self.verdict in SAME
+
+    @property
     def same(self) -> bool:
-        """Return whether both agree, to the bit or within rounding, without alarms."""
-        return self.verdict in SAME and not any(self.severe.values())
+        """Return whether both agree, without alarms."""
+        return self.agree and not any(self.severe.values())
 
 
 def compare_recordings(
@@ -128,6 +133,8 @@ def _nothing_in_common(a: Path, b: Path, resumed: Resumed | None) -> UserError:
         return UserError(f"{a}: has no recorded step in common with {b}")
     late, straight = (b, a) if resumed.side == "B" else (a, b)
     steps = next(iter(resumed.whole.ranks.values())).steps
+    if not steps:
+        return UserError(f"{straight}: has no recorded step")
     last = max(step for number, step in steps if number == 0)
     return UserError(
         f"{late}: starts at step {resumed.step} of {straight}, whose last recorded "

@@ -14,7 +14,7 @@ from one_line import refusal
 from recorded import CLASSES, Model, adamw, alter, dealt, record, rows_of, write
 from recorded_loops import Net, batch, loss_of
 from torch import nn
-from torch.optim import AdamW, Optimizer
+from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 import minitrain
@@ -24,6 +24,7 @@ from minitrain.compare.recordings import compare_recordings
 
 START, STEPS, EPOCH = 6, 12, 4
 Checkpoint = dict[str, Any]
+Tensors = dict[str, torch.Tensor]
 
 
 def train(
@@ -201,6 +202,33 @@ def test_run_that_resumes_where_nothing_moves(
         assert line.endswith(
             f", 5 to 8; minitrain verify {a} {b} --from STEP names one"
         )
+
+
+def test_runs_that_start_alike_resume_nothing(tmp_path: Path) -> None:
+    """A moves after step 0 only, so that two of its steps start with B's weights, the
+    second at B's rate.
+    """
+
+    def waits(own: list[Tensors], rank: int, step: int) -> Tensors:
+        return {name: gradient * bool(step) for name, gradient in own[0].items()}
+
+    warm = {"reduce": waits, "lr": lambda step: 0.1 if step else 0.2}
+    a = record(tmp_path / "a", optimizer=sgd, **warm)
+    flipped = {"deal": lambda step, size, order: dealt(step, size, order.flip(0))}
+    b = record(tmp_path / "b", optimizer=sgd, lr=lambda step: 0.1, **flipped)
+    found = compare_recordings(a, b)
+    assert (found.resumed, found.first.step, found.first.what) == (None, 0, What.DATA)
+
+
+def test_recording_without_a_step_is_named(tmp_path: Path) -> None:
+    a, b = (record(tmp_path / name) for name in "ab")
+    write(a, rows_of(a)[:1])
+    line = f"{a}: has no recorded step"
+    assert refusal(compare_recordings, a, b, start=5) == line
+
+
+def sgd(parameters: Any, lr: float) -> SGD:
+    return SGD(parameters, lr=lr)
 
 
 class Adversaries(nn.Module):
