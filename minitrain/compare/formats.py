@@ -4,7 +4,7 @@ Tensors stay on disk until they are looked up: a file of ``torch.save`` is mappe
 others are read one tensor at a time. Checkpoints of training scripts hold objects
 (``argparse.Namespace``, enums, NumPy arrays) next to the tensors, and the metadata of
 ``torch.distributed.checkpoint`` is a pickle: each class that they name is replaced by a
-stand-in (:class:`Inert`) that only keeps its arguments.
+stand-in (:class:`Inert`) that only keeps its arguments, or by a list or a dict.
 """
 
 import io
@@ -32,8 +32,12 @@ INDEX = ".index.json"
 METADATA, PIECES = ".metadata", "*.distcp"
 # suffix of the entry that describes the local shard of a DTensor
 PART = " (part)"
-# a name, and a Tensor, Unread, Inert or a plain value
+# a name, and a Tensor, Unread, Inert, a plain value, or NESTED
 Entry = tuple[str, object]
+# value of the entry of a dict or a list that is not empty, before what is in it
+NESTED = object()
+# containers of the standard library, which torch.load does not fill
+PLAIN = {"collections.defaultdict": dict, "collections.deque": list}
 
 
 @dataclass(frozen=True)
@@ -83,8 +87,13 @@ class Inert:
 
 
 @cache
-def _stand_in(path: str) -> type[Inert]:
+def _stand_in(path: str) -> Any:
     # one for each path: classes in two files, or in a set, are equal if their names are
+    if path in PLAIN:
+        return lambda *_: PLAIN[path]()
+    if path.startswith("numpy._core."):
+        # NumPy 2 renamed it
+        return _stand_in(path.replace("._core.", ".core."))
     module, _, name = path.rpartition(".")
     return type(name, (Inert,), {"path": path, "__module__": module})
 
@@ -141,6 +150,8 @@ def _leaves(entry: object, name: str = "") -> Iterator[Entry]:
     inside = [*_inside(entry)]
     if isinstance(entry, Inert) or not inside:
         yield name or "object" if isinstance(entry, Inert) else name, entry
+    elif name:
+        yield name, NESTED
     for key, child in inside:
         for found in _leaves(child, f"{name}.{key}" if name else key):
             # plain attributes of an object may be caches: they are not compared
@@ -150,8 +161,11 @@ def _leaves(entry: object, name: str = "") -> Iterator[Entry]:
 
 def _inside(entry: object) -> Iterator[tuple[str, object]]:
     if isinstance(entry, Inert):
-        for held in entry.held:
-            yield from _inside(held)
+        for place, held in enumerate(entry.held):
+            if isinstance(held, Tensor | Inert):
+                yield f"({place})", held
+            else:
+                yield from _inside(held)
     elif isinstance(entry, Mapping):
         yield from ((str(key), value) for key, value in entry.items())
     elif isinstance(entry, list | tuple):
@@ -224,8 +238,11 @@ def _torch(path: Path) -> object:
     except Exception as error:
         # a damaged stream may raise anything
         reason = "not a whole state file: torch.load cannot read it"
-        if needed := re.search(r"\bGLOBAL ([\w.]+)", str(error)):
-            reason = f"needs code to be read ({needed[1]}), so it is refused"
+        # a class that is not allowed, or a dict or list of a class of its own
+        if needed := re.search(r"\bGLOBAL ([\w.]+)|got <class '([\w.]+)'>", str(error)):
+            reason = (
+                f"needs code to be read ({needed[1] or needed[2]}), so it is refused"
+            )
         raise UserError(f"{path}: {reason}") from None
 
 

@@ -5,12 +5,13 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from zlib import crc32
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from minitrain.compare.formats import PART, Unread, files_of, is_state, loaded
+from minitrain.compare.formats import PART, Inert, Unread, files_of, is_state, loaded
 from minitrain.compare.states import State, align, read_state
 from minitrain.core.errors import UserError
 from minitrain.core.files import require_regular
@@ -84,7 +85,12 @@ def compare_states(a: State, b: State) -> Comparison:
             found.num_tensors += 1
             found.num_elements += x.numel()
             if not same_bits(x, y):
-                gaps[name] = tensor_gap(x, y)
+                try:
+                    gaps[name] = tensor_gap(x, y)
+                except NotImplementedError:
+                    # a type that torch stores and does not compute with
+                    found.unlike[name] = f"{_kind(x)} against other bits"
+                    continue
                 found.first = found.first or _element(name, x, y, gaps[name])
             elif count := num_nan(x):
                 found.nan[name] = count
@@ -94,14 +100,12 @@ def compare_states(a: State, b: State) -> Comparison:
             found.num_values += 1
             found.num_parts += name.endswith(PART)
             if not _same_value(x, y):
-                found.values[name] = f"{x!r} against {y!r}"
+                found.values[name] = f"{_brief(x)} against {_brief(y)}"
     if gaps:
         _measure(gaps, found)
     only = [[n for n in x if n not in y] for x, y in ((ours, theirs), (theirs, ours))]
     found.aliases = _aliases(a, only[0], both) | _aliases(b, only[1], both)
-    if all(aligned.left):
-        # entries outside of both models cannot be matched: all are differences
-        only = [names + left for names, left in zip(only, aligned.left, strict=True)]
+    only = [names + left for names, left in zip(only, aligned.left, strict=True)]
     found.only_in_a, found.only_in_b = (
         [name for name in names if name not in found.aliases] for names in only
     )
@@ -146,9 +150,15 @@ def _same_value(a: object, b: object) -> bool:
     return type(a) is type(b) and a == b
 
 
+def _brief(value: object) -> str:
+    if isinstance(value, Inert):
+        return f"NumPy data (CRC {crc32(repr(value).encode()):08x})"
+    return repr(value)
+
+
 def _kind(entry: object) -> str:
     if not isinstance(entry, Tensor):
-        return f"the value {entry!r}"
+        return f"the value {_brief(entry)}"
     return f"{str(entry.dtype).removeprefix('torch.')} {tuple(entry.shape)}"
 
 
@@ -203,7 +213,7 @@ def compare_folders(a: Path, b: Path) -> FoldersCompared:
     Raises:
         UserError: the folders share no state, or one of several files cannot be read.
     """
-    parts = [dict(_parts(folder, folder)) for folder in (a, b)]
+    parts = [dict(_parts(folder, folder, set())) for folder in (a, b)]
     ours, theirs = ({*found} for found in parts)
     large = [[name for name, is_large in found.items() if is_large] for found in parts]
     pairs = {name: (a / name, b / name) for name in sorted(ours & theirs)}
@@ -234,17 +244,23 @@ def beside(state: Path) -> list[str]:
     """
     if not (state.is_dir() and is_state(state)):
         return []
-    return [name for name, is_large in _parts(state, state) if not is_large]
+    return [name for name, is_large in _parts(state, state, set()) if not is_large]
 
 
-def _parts(folder: Path, top: Path) -> Iterator[tuple[str, bool]]:
-    # states and files by path from ``top``, and whether it is a state of several files
+def _parts(folder: Path, top: Path, entered: set[Path]) -> Iterator[tuple[str, bool]]:
+    # states and files by path from ``top``, and whether it is a state of several files;
+    # links into ``top`` or above it are left out, other folders are entered once
     states = files_of(folder)
     covered = {file for files in states.values() for file in files}
     for state in sorted(states):
         yield state.relative_to(top).as_posix(), True
     for path in sorted({*folder.iterdir()} - covered):
         if path.is_dir():
-            yield from _parts(path, top)
-        else:
+            place = path.resolve()
+            inside = any(map(place.is_relative_to, entered | {top.resolve()}))
+            if path.is_symlink() and (inside or top.resolve().is_relative_to(place)):
+                continue
+            entered.add(place)
+            yield from _parts(path, top, entered)
+        elif path.exists():
             yield path.relative_to(top).as_posix(), False

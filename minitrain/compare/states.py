@@ -4,7 +4,7 @@ A state is read from any of the :mod:`.formats`, minitrain's or foreign.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from itertools import islice, product
 from pathlib import Path
@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from minitrain.compare.formats import Inert, Unread, entries
+from minitrain.compare.formats import METADATA, NESTED, Inert, Unread, entries
 from minitrain.core.errors import UserError
 
 # more entries than any state has: nested lists in a small file can expand to billions
@@ -38,12 +38,14 @@ PLAIN = "without the words of wrappers in names"
 class State:
     """Entries of a file or a folder by name; names of nested entries are joined by
     dots. ``tensors``: read one with :func:`loaded`; ``values``: other plain entries;
-    ``objects``: class paths of Python objects, which are not unpickled.
+    ``objects``: class paths of Python objects, which are not unpickled; ``nested``:
+    names of dicts and lists, None if unknown.
     """
 
     tensors: Mapping[str, Tensor | Unread]
     values: Mapping[str, object] = field(default_factory=dict)
     objects: Mapping[str, str] = field(default_factory=dict)
+    nested: Set[str] | None = None
 
     def renamed(self, rename: Callable[[str], str | None]) -> "State":
         """Return the state with names ``rename(name)``, without entries that get None;
@@ -58,6 +60,7 @@ class State:
             self,
             tensors={name: of for name, of in tensors if name is not None},
             values={name: of for name, of in values if name is not None},
+            nested=self.nested and {rename(name) or "" for name in self.nested},
         )
 
 
@@ -71,6 +74,7 @@ def read_state(path: Path) -> State:
     tensors: dict[str, Tensor | Unread] = {}
     values: dict[str, object] = {}
     objects: dict[str, str] = {}
+    nested: set[str] = set()
     try:
         found = [*islice(entries(path), MOST_ENTRIES + 1)]
     except RecursionError:
@@ -78,7 +82,10 @@ def read_state(path: Path) -> State:
     if len(found) > MOST_ENTRIES:
         raise UserError(f"{path}: has more than {MOST_ENTRIES:,} entries")
     for name, leaf in found:
-        if isinstance(leaf, Inert):
+        if leaf is NESTED:
+            nested.add(name)
+        # the arrays and numbers of NumPy hold nothing but data
+        elif isinstance(leaf, Inert) and not leaf.path.startswith("numpy."):
             objects[name] = leaf.path
         elif name in tensors or name in values:
             raise UserError(f"{path}: two entries are named {name!r}")
@@ -93,7 +100,9 @@ def read_state(path: Path) -> State:
             values[name] = leaf
     if not tensors and not values:
         raise UserError(f"{path}: holds nothing to compare")
-    return State(tensors, values, objects)
+    # torch.distributed.checkpoint keeps names alone
+    dicts = None if (path / METADATA).is_file() else nested
+    return State(tensors, values, objects, dicts)
 
 
 def _is_plain(tensor: Tensor) -> bool:
@@ -104,7 +113,7 @@ def _is_plain(tensor: Tensor) -> bool:
 @dataclass(frozen=True)
 class Aligned:
     """Two states with matching names; ``said``: messages on changes of names. ``left``:
-    if a model was found inside a checkpoint, names of other entries, in A and in B.
+    if a model was found inside a checkpoint, names outside of it that are differences.
     """
 
     a: State
@@ -126,20 +135,33 @@ def align(a: State, b: State) -> Aligned:
     if {*a.tensors} & {*b.tensors}:
         return Aligned(a, b, said)
     sides = [state.renamed(_plain) for state in (a, b)]
+    has_words = any(_plain(name) != name for name in (*a.tensors, *b.tensors))
+    plain = [*said, PLAIN] if has_words else said
     if {*sides[0].tensors} & {*sides[1].tensors}:
-        return Aligned(sides[0], sides[1], [*said, PLAIN])
+        return Aligned(sides[0], sides[1], plain)
     roots = _best_roots(*({*state.tensors} for state in sides))
     if roots is None:
         return Aligned(a, b, said)
-    said, left = [*said, PLAIN], []
+    said, left = [*plain], []
     for side, state, root in zip("AB", sides, roots, strict=True):
         within = _within(root)
         names = [*state.tensors, *state.values]
         left.append([name for name in names if within(name) is None])
         if root:
             said.append(f"{side} is its entry {root!r}, without {len(left[-1])} others")
+    if not all(left):
+        # an optimizer beside a model is none, but the rest of a model is
+        left = [_rest(*of) for of in zip(left, sides, roots, strict=True)]
     inside = [s.renamed(_within(root)) for s, root in zip(sides, roots, strict=True)]
     return Aligned(inside[0], inside[1], said, (left[0], left[1]))
+
+
+def _rest(left: list[str], state: State, root: str) -> list[str]:
+    # the tensors of the dict that has the names from ``root``
+    start = f"{root}."
+    while start and state.nested is not None and start[:-1] not in state.nested:
+        start = start[: start[:-1].rfind(".") + 1]
+    return [n for n in left if n in state.tensors and n.startswith(start)]
 
 
 def _named(mine: State, other: State) -> State:

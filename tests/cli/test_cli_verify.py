@@ -100,6 +100,23 @@ def test_what_is_no_difference_is_said(tmp_path: Path) -> None:
     )
 
 
+def test_links_of_folders_lead_to_an_end(tmp_path: Path) -> None:
+    """What they show in the folder is there once; what is outside is compared."""
+    outside = tmp_path / "outside"
+    for folder in (outside, *(tmp_path / side / "step" for side in "ab")):
+        folder.mkdir(parents=True)
+        torch.save({"w": torch.ones(1)}, folder / "state.pt")
+    links = {"best": ".", "latest": "step", "gone": "nowhere", "other": outside}
+    for folder, name, to in (
+        (outside, "self", "."),
+        *((tmp_path / side, *link) for side in "ab" for link in links.items()),
+    ):
+        (folder / name).symlink_to(to)
+    code, text = output_of("verify", tmp_path / "a", tmp_path / "b")
+    places = [line.partition(":")[0] for line in text.splitlines()]
+    assert (code, places) == (0, ["equal", "other/state.pt", "step/state.pt"])
+
+
 def test_nothing_is_not_equal(tmp_path: Path) -> None:
     path = tmp_path / "empty.safetensors"
     save_file({}, path)

@@ -121,6 +121,16 @@ def test_other_dtype_or_shape(a: Tensor, b: Tensor, line: str) -> None:
     assert found.num_tensors == 0
 
 
+def test_type_that_torch_does_not_compute_with() -> None:
+    a, b = (State({"w": torch.full((4,), x, dtype=torch.uint8)}) for x in (1, 2))
+    for of in (a, b):
+        of.tensors["w"] = of.tensors["w"].view(torch.float4_e2m1fn_x2)
+    assert compare_states(a, a).equal
+    found = compare_states(a, b)
+    assert not found.equal
+    assert found.unlike == {"w": "float4_e2m1fn_x2 (4,) against other bits"}
+
+
 def test_tensor_against_a_value() -> None:
     found = compare_states(state(step=torch.tensor(3.0)), State({}, {"step": 3.0}))
     assert found.unlike == {"step": "float32 () against the value 3.0"}
