@@ -77,6 +77,11 @@ def find_factory(written: str, arguments: Mapping[str, Any]) -> tuple[Any, int |
     updated by ``arguments``. Any other function receives ``arguments`` by name.
     """
     found = find(written, "MODEL")
+    if arguments and not callable(found):
+        kind = type(found).__name__
+        raise UserError(
+            f"MODEL = {written!r}: must be a function for --arg, not {kind}"
+        )
     if not _is_of_the_pipeline(found):
         return (partial(found, **arguments) if arguments else found), None
     place, _, name = written.rpartition(":")
@@ -116,7 +121,9 @@ def find(written: str, option: str) -> Any:
         with neighbors_of(path) if of_file else nullcontext():
             found = _load(path) if of_file else importlib.import_module(place)
     except (Exception, SystemExit) as error:
-        raise UserError(f"{start} {place}: {described(error)}") from error
+        file = Path(*place.split(".")).with_suffix(".py")
+        hint = f"; did you mean {file}:{name}?" if file.is_file() else ""
+        raise UserError(f"{start} {place}: {described(error)}{hint}") from error
     if not hasattr(found, name):
         public = [one for one in vars(found) if not one.startswith("_")]
         raise UserError(f"{start} {place} has no {name}{did_you_mean(name, public)}")

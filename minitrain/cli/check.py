@@ -48,15 +48,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--arg", action="append", default=[], metavar="KEY=VALUE", help=what)
     data = parser.add_mutually_exclusive_group()
     data.add_argument("--text", type=Path, metavar="FILE", help="a line is a sample")
-    data.add_argument(
-        "--batches",
-        metavar="NAME",
-        help="FILE.py:NAME of global batches: a list, a DataLoader, or a function",
-    )
-    what = "FILE.py:NAME of loss(model, batch), a mean"
-    add("--loss", metavar="NAME", help=what)
-    what = "FILE.py:NAME of count(batch): targets"
-    add("--count", metavar="NAME", help=what)
+    what = "FILE.py:NAME of global batches: a list, a DataLoader, or a function"
+    data.add_argument("--batches", metavar="NAME", help=what)
+    add("--loss", metavar="NAME", help="FILE.py:NAME of loss(model, batch), a mean")
+    add("--count", metavar="NAME", help="FILE.py:NAME of count(batch): targets")
     add("--world-size", type=int, default=2, metavar="W", help="processes (2)")
     what = "a strategy, all of them, or package.module:Class (ddp)"
     strategies = Names([ALL, *STRATEGIES])

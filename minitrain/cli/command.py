@@ -36,12 +36,11 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{self.prog}: {message}; see {self.prog} --help")
 
     def refuse(self, unknown: Sequence[str]) -> NoReturn:
-        """Raise UserError that names the first unknown option, or else argument."""
-        options = [one for one in unknown if one.startswith("-")]
-        if not options:
+        """Raise UserError that names the first unknown argument or option."""
+        if not unknown[0].startswith("-"):
             hint = ": put -- before COMMAND" if self.prog.endswith(" record") else ""
             self.error(f"{unknown[0]!r} is one argument too many{hint}")
-        name, *_ = options[0].split("=")
+        name, *_ = unknown[0].split("=")
         near = did_you_mean(name, self._option_string_actions)
         self.error(f"{name}: unknown option{near}")
 

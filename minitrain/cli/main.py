@@ -61,7 +61,7 @@ def run(arguments: Sequence[str]) -> int:
     if options.json:
         text = json.dumps(_finite(answer.facts), indent=2, allow_nan=False)
     # a locale may lack characters of a name
-    encoding = sys.stdout.encoding or "utf-8"
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     text = text.encode(encoding, "backslashreplace").decode(encoding)
     try:
         print(text, flush=True)

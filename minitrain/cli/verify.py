@@ -42,21 +42,13 @@ RECORDING, RUN = "a recording", "a training run"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the two sides and the options of the comparison to ``parser``."""
     sort = "a state (.pt, .safetensors, a folder), a training run or a recording"
-    parser.add_argument("a", type=Path, metavar="A", help=sort)
-    parser.add_argument("b", type=Path, metavar="B", help="another of the same kind")
-    parser.add_argument(
-        "--twin",
-        type=Path,
-        metavar="C",
-        help="of recordings: one of A run again with MINITRAIN_TWIN=1",
-    )
-    parser.add_argument(
-        "--from",
-        dest="start",
-        type=int,
-        metavar="K",
-        help="of recordings: B starts at step K of A (default: by its parameters)",
-    )
+    add = parser.add_argument
+    add("a", type=Path, metavar="A", help=sort)
+    add("b", type=Path, metavar="B", help="another of the same kind")
+    what = "of recordings: one of A run again with MINITRAIN_TWIN=1"
+    add("--twin", type=Path, metavar="C", help=what)
+    what = "of recordings: B starts at step K of A (default: by its parameters)"
+    add("--from", dest="start", type=int, metavar="K", help=what)
 
 
 def answer(options: argparse.Namespace) -> Answer:

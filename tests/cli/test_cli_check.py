@@ -301,6 +301,11 @@ MISTAKES = {
     "torch.nn:Identity": "torch.nn: no file to read; --text or --batches names",
     "my_model.py:bild": "MODEL = 'my_model.py:bild': my_model.py has no bild (did you",
     "broken.py:x": "MODEL = 'broken.py:x': broken.py: SystemExit: 3",
+    "failing.py:SIZE --arg n=1": "MODEL = 'failing.py:SIZE': must be a function for",
+    "failing:raises": (
+        "MODEL = 'failing:raises': failing: ModuleNotFoundError: No module named "
+        "'failing'; did you mean failing.py:raises?"
+    ),
     "failing.py:raises": "MODEL = 'failing.py:raises': ValueError: no",
     "failing.py:exits": "MODEL = 'failing.py:exits': SystemExit: 0",
     f"{BUILD} --world-size 1": "--world-size = 1: must be greater",
@@ -328,7 +333,7 @@ MISTAKES = {
 def test_mistakes_are_one_line(model: str) -> None:
     Path("broken.py").write_text("import sys; sys.exit(3)")
     Path("failing.py").write_text(
-        "def raises():\n    raise ValueError('no')\n\n"
+        "SIZE = 3\n\ndef raises():\n    raise ValueError('no')\n\n"
         "def exits():\n    import sys; sys.exit(0)\n\n"
         "def ends():\n    exits(); yield 1\n\n"
         "def counts(batch):\n    exits()\n"

@@ -78,6 +78,11 @@ MISTAKES = [
         "see minitrain record --help",
     ),
     (
+        "record runs/x torchrun --nproc-per-node 2 train.py",
+        "minitrain record: 'torchrun' is one argument too many: put -- before COMMAND; "
+        "see minitrain record --help",
+    ),
+    (
         "record runs/x",
         "minitrain record: no command; minitrain record FOLDER -- COMMAND",
     ),
@@ -92,6 +97,11 @@ MISTAKES = [
 @pytest.mark.parametrize(("line", "message"), MISTAKES)
 def test_mistake_is_one_line_with_what_was_meant(line: str, message: str) -> None:
     assert refusal(run, line.split()) == message
+
+
+def test_closed_output_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    assert run(["explain"]) == 0
 
 
 HELP = "try: run(['verify', '--help'])\nexcept SystemExit: print(has_torch())"
