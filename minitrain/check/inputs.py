@@ -78,10 +78,7 @@ def find_factory(written: str, arguments: Mapping[str, Any]) -> tuple[Any, int |
     """
     found = find(written, "MODEL")
     if arguments and not callable(found):
-        kind = type(found).__name__
-        raise UserError(
-            f"MODEL = {written!r}: must be a function for --arg, not {kind}"
-        )
+        raise UserError(f"MODEL = {written!r}: must be a function if it gets --arg")
     if not _is_of_the_pipeline(found):
         return (partial(found, **arguments) if arguments else found), None
     place, _, name = written.rpartition(":")
@@ -121,7 +118,7 @@ def find(written: str, option: str) -> Any:
         with neighbors_of(path) if of_file else nullcontext():
             found = _load(path) if of_file else importlib.import_module(place)
     except (Exception, SystemExit) as error:
-        file = Path(*place.split(".")).with_suffix(".py")
+        file = Path(f"{place.replace('.', '/')}.py")
         hint = f"; did you mean {file}:{name}?" if file.is_file() else ""
         raise UserError(f"{start} {place}: {described(error)}{hint}") from error
     if not hasattr(found, name):

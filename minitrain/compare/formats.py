@@ -54,10 +54,11 @@ def loaded(entry: Any) -> Any:
 
 class Inert:
     """Stand-in for an object of a class that was not imported: ``path`` is the name of
-    the class, ``held`` the arguments and state of the object.
+    the class, ``held`` the arguments and state of the object; ``is_data``: of NumPy.
     """
 
     path = ""
+    is_data = False
     held: list[Any]
 
     def __new__(cls, *arguments: Any) -> "Inert":
@@ -95,7 +96,8 @@ def _stand_in(path: str) -> Any:
         # NumPy 2 renamed it
         return _stand_in(path.replace("._core.", ".core."))
     module, _, name = path.rpartition(".")
-    return type(name, (Inert,), {"path": path, "__module__": module})
+    own = {"path": path, "__module__": module, "is_data": module.startswith("numpy")}
+    return type(name, (Inert,), own)
 
 
 def is_state(path: Path) -> bool:
@@ -147,7 +149,7 @@ def _leaves(entry: object, name: str = "") -> Iterator[Entry]:
         placed = ", ".join(map(str, part.placements))
         yield f"{name}{PART}", f"part of {tuple(entry.shape)}, placed {placed}"
         return
-    inside = [*_inside(entry)]
+    inside = [] if isinstance(entry, Inert) and entry.is_data else [*_inside(entry)]
     if isinstance(entry, Inert) or not inside:
         yield name or "object" if isinstance(entry, Inert) else name, entry
     elif name:
@@ -162,7 +164,7 @@ def _leaves(entry: object, name: str = "") -> Iterator[Entry]:
 def _inside(entry: object) -> Iterator[tuple[str, object]]:
     if isinstance(entry, Inert):
         for place, held in enumerate(entry.held):
-            if isinstance(held, Tensor | Inert):
+            if len(entry.held) > 1 or isinstance(held, Tensor | Inert):
                 yield f"({place})", held
             else:
                 yield from _inside(held)
@@ -262,6 +264,8 @@ def _distcp(folder: Path) -> Iterator[Entry]:
     try:
         metadata = _Metadata(io.BytesIO(content)).load()
         stored = {str(n): what for n, what in metadata.state_dict_metadata.items()}
+        paths = [*(getattr(metadata, "planner_data", None) or {}).values()]
+        dicts = {".".join(map(str, of[:n])) for of in paths for n in range(1, len(of))}
         where = {
             (key.fqn, getattr(key, "offset", None)): info
             for key, info in metadata.storage_data.items()
@@ -271,6 +275,7 @@ def _distcp(folder: Path) -> Iterator[Entry]:
         raise UserError(
             f"{folder}: not a whole checkpoint of torch.distributed.checkpoint"
         ) from None
+    yield from ((name, NESTED) for name in dicts)
     for name, what in stored.items():
         read = partial(_stored, folder, where, name, what)
         yield name, Unread(read) if hasattr(what, "chunks") else read()

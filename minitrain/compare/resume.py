@@ -148,8 +148,9 @@ def _starts_in(late: Recording, straight: Recording, number: int) -> list[int]:
     def likeness(step: int) -> list[bool]:
         row, ours = rows.get(step, {}), samples(rows_at(straight, (number, step)))
         same = [row.get(key) == first[key] for key in ("moments", "random", "lr")]
+        is_read = bool(read) and ours == read
         # a learning rate alone makes no resumed run of one that starts alike
-        return [bool(read) and ours == read, *same[:2], step == 0, same[2]]
+        return [is_read, *same[:2], is_read or step == 0, same[2]]
 
     begun = first["before"].items()
     like = {step: likeness(step) for step, of in held if begun <= of.items()}

@@ -2,7 +2,7 @@
 
 import filecmp
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from zlib import crc32
@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from minitrain.compare.formats import PART, Inert, Unread, files_of, is_state, loaded
-from minitrain.compare.states import State, align, read_state
+from minitrain.compare.formats import PART, Inert, files_of, is_state, loaded
+from minitrain.compare.states import State, align, place, read_state
 from minitrain.core.errors import UserError
 from minitrain.core.files import require_regular
 from minitrain.core.progress import progress
@@ -87,8 +87,7 @@ def compare_states(a: State, b: State) -> Comparison:
             if not same_bits(x, y):
                 try:
                     gaps[name] = tensor_gap(x, y)
-                except NotImplementedError:
-                    # a type that torch stores and does not compute with
+                except RuntimeError:  # torch only stores this type
                     found.unlike[name] = f"{_kind(x)} against other bits"
                     continue
                 found.first = found.first or _element(name, x, y, gaps[name])
@@ -130,17 +129,9 @@ def _aliases(state: State, names: list[str], both: list[str]) -> dict[str, str]:
     # some formats keep only one name of tied weights
     own = [name for name in names if name in state.tensors]
     tied = [name for name in both if name in state.tensors] if own else []
-    places = {_place(state, name): name for name in tied}
-    found = {name: places.get(_place(state, name)) for name in own}
+    places = {place(state, name): name for name in tied}
+    found = {name: places.get(place(state, name)) for name in own}
     return {name: same for name, same in found.items() if same is not None}
-
-
-def _place(state: State, name: str) -> tuple[object, ...]:
-    tensor = state.tensors[name]
-    # one that is read on each lookup has no address of its own
-    if isinstance(tensor, Unread) or not tensor.numel():
-        return (name,)
-    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
 
 def _same_value(a: object, b: object) -> bool:
@@ -151,9 +142,8 @@ def _same_value(a: object, b: object) -> bool:
 
 
 def _brief(value: object) -> str:
-    if isinstance(value, Inert):
-        return f"NumPy data (CRC {crc32(repr(value).encode()):08x})"
-    return repr(value)
+    crc = f"NumPy data (CRC {crc32(repr(value).encode()):08x})"
+    return crc if isinstance(value, Inert) else repr(value)
 
 
 def _kind(entry: object) -> str:
@@ -213,7 +203,7 @@ def compare_folders(a: Path, b: Path) -> FoldersCompared:
     Raises:
         UserError: the folders share no state, or one of several files cannot be read.
     """
-    parts = [dict(_parts(folder, folder, set())) for folder in (a, b)]
+    parts = [dict(_parts(folder, folder)) for folder in (a, b)]
     ours, theirs = ({*found} for found in parts)
     large = [[name for name, is_large in found.items() if is_large] for found in parts]
     pairs = {name: (a / name, b / name) for name in sorted(ours & theirs)}
@@ -244,23 +234,21 @@ def beside(state: Path) -> list[str]:
     """
     if not (state.is_dir() and is_state(state)):
         return []
-    return [name for name, is_large in _parts(state, state, set()) if not is_large]
+    return [name for name, is_large in _parts(state, state) if not is_large]
 
 
-def _parts(folder: Path, top: Path, entered: set[Path]) -> Iterator[tuple[str, bool]]:
-    # states and files by path from ``top``, and whether it is a state of several files;
-    # links into ``top`` or above it are left out, other folders are entered once
+def _parts(
+    folder: Path, top: Path, above: Set[Path] = frozenset()
+) -> Iterator[tuple[str, bool]]:
+    # states and files by path from ``top``, and whether it is a state of several files
+    above |= {folder.resolve()}
     states = files_of(folder)
     covered = {file for files in states.values() for file in files}
     for state in sorted(states):
         yield state.relative_to(top).as_posix(), True
     for path in sorted({*folder.iterdir()} - covered):
         if path.is_dir():
-            place = path.resolve()
-            inside = any(map(place.is_relative_to, entered | {top.resolve()}))
-            if path.is_symlink() and (inside or top.resolve().is_relative_to(place)):
-                continue
-            entered.add(place)
-            yield from _parts(path, top, entered)
-        elif path.exists():
+            if path.resolve() not in above:  # else a link leads back
+                yield from _parts(path, top, above)
+        else:
             yield path.relative_to(top).as_posix(), False

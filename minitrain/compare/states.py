@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from minitrain.compare.formats import METADATA, NESTED, Inert, Unread, entries
+from minitrain.compare.formats import NESTED, Inert, Unread, entries
 from minitrain.core.errors import UserError
 
 # more entries than any state has: nested lists in a small file can expand to billions
@@ -39,13 +39,13 @@ class State:
     """Entries of a file or a folder by name; names of nested entries are joined by
     dots. ``tensors``: read one with :func:`loaded`; ``values``: other plain entries;
     ``objects``: class paths of Python objects, which are not unpickled; ``nested``:
-    names of dicts and lists, None if unknown.
+    names of dicts and lists.
     """
 
     tensors: Mapping[str, Tensor | Unread]
     values: Mapping[str, object] = field(default_factory=dict)
     objects: Mapping[str, str] = field(default_factory=dict)
-    nested: Set[str] | None = None
+    nested: Set[str] = frozenset()
 
     def renamed(self, rename: Callable[[str], str | None]) -> "State":
         """Return the state with names ``rename(name)``, without entries that get None;
@@ -60,7 +60,7 @@ class State:
             self,
             tensors={name: of for name, of in tensors if name is not None},
             values={name: of for name, of in values if name is not None},
-            nested=self.nested and {rename(name) or "" for name in self.nested},
+            nested={rename(name) or "" for name in self.nested},
         )
 
 
@@ -84,8 +84,7 @@ def read_state(path: Path) -> State:
     for name, leaf in found:
         if leaf is NESTED:
             nested.add(name)
-        # the arrays and numbers of NumPy hold nothing but data
-        elif isinstance(leaf, Inert) and not leaf.path.startswith("numpy."):
+        elif isinstance(leaf, Inert) and not leaf.is_data:
             objects[name] = leaf.path
         elif name in tensors or name in values:
             raise UserError(f"{path}: two entries are named {name!r}")
@@ -100,9 +99,7 @@ def read_state(path: Path) -> State:
             values[name] = leaf
     if not tensors and not values:
         raise UserError(f"{path}: holds nothing to compare")
-    # torch.distributed.checkpoint keeps names alone
-    dicts = None if (path / METADATA).is_file() else nested
-    return State(tensors, values, objects, dicts)
+    return State(tensors, values, objects, nested)
 
 
 def _is_plain(tensor: Tensor) -> bool:
@@ -157,11 +154,22 @@ def align(a: State, b: State) -> Aligned:
 
 
 def _rest(left: list[str], state: State, root: str) -> list[str]:
-    # the tensors of the dict that has the names from ``root``
+    # the tensors beside ``root`` in its dict, but other names of tied weights
     start = f"{root}."
-    while start and state.nested is not None and start[:-1] not in state.nested:
+    inside = {place(state, n) for n in state.tensors if n.startswith(start)}
+    while start and start[:-1] not in state.nested:
         start = start[: start[:-1].rfind(".") + 1]
-    return [n for n in left if n in state.tensors and n.startswith(start)]
+    rest = (n for n in left if n in state.tensors and n.startswith(start))
+    return [name for name in rest if place(state, name) not in inside]
+
+
+def place(state: State, name: str) -> tuple[object, ...]:
+    """Return a key for the memory of a tensor of ``state``: tied weights share it."""
+    tensor = state.tensors[name]
+    # one that is read on each lookup has no address of its own
+    if isinstance(tensor, Unread) or not tensor.numel():
+        return (name,)
+    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
 
 def _named(mine: State, other: State) -> State:

@@ -301,7 +301,7 @@ MISTAKES = {
     "torch.nn:Identity": "torch.nn: no file to read; --text or --batches names",
     "my_model.py:bild": "MODEL = 'my_model.py:bild': my_model.py has no bild (did you",
     "broken.py:x": "MODEL = 'broken.py:x': broken.py: SystemExit: 3",
-    "failing.py:SIZE --arg n=1": "MODEL = 'failing.py:SIZE': must be a function for",
+    "failing.py:SIZE --arg n=1": "MODEL = 'failing.py:SIZE': must be a function if",
     "failing:raises": (
         "MODEL = 'failing:raises': failing: ModuleNotFoundError: No module named "
         "'failing'; did you mean failing.py:raises?"

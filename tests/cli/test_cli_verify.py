@@ -101,20 +101,29 @@ def test_what_is_no_difference_is_said(tmp_path: Path) -> None:
 
 
 def test_links_of_folders_lead_to_an_end(tmp_path: Path) -> None:
-    """What they show in the folder is there once; what is outside is compared."""
+    """In a circle a folder is there once; one that is elsewhere is compared."""
     outside = tmp_path / "outside"
     for folder in (outside, *(tmp_path / side / "step" for side in "ab")):
         folder.mkdir(parents=True)
         torch.save({"w": torch.ones(1)}, folder / "state.pt")
-    links = {"best": ".", "latest": "step", "gone": "nowhere", "other": outside}
+    links = {"best": ".", "latest": "step", "other": outside}
     for folder, name, to in (
         (outside, "self", "."),
         *((tmp_path / side, *link) for side in "ab" for link in links.items()),
     ):
         (folder / name).symlink_to(to)
     code, text = output_of("verify", tmp_path / "a", tmp_path / "b")
-    places = [line.partition(":")[0] for line in text.splitlines()]
-    assert (code, places) == (0, ["equal", "other/state.pt", "step/state.pt"])
+    first, *states = [line.partition(":")[0] for line in text.splitlines()]
+    folders = ("latest", "other", "step")
+    assert (code, first) == (0, "equal")
+    assert states == [f"{folder}/state.pt" for folder in folders]
+    # where they lead is compared
+    torch.save({"w": torch.zeros(1)}, tmp_path / "b/step/state.pt")
+    (tmp_path / "b/latest").unlink()
+    (tmp_path / "b/latest").symlink_to(outside)
+    code, text = output_of("verify", tmp_path / "a", tmp_path / "b")
+    lines = [line for line in text.splitlines() if "/state.pt: different" in line]
+    assert (code, [line.partition("/")[0] for line in lines]) == (1, ["step"])
 
 
 def test_nothing_is_not_equal(tmp_path: Path) -> None:

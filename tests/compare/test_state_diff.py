@@ -122,13 +122,14 @@ def test_other_dtype_or_shape(a: Tensor, b: Tensor, line: str) -> None:
 
 
 def test_type_that_torch_does_not_compute_with() -> None:
-    a, b = (State({"w": torch.full((4,), x, dtype=torch.uint8)}) for x in (1, 2))
-    for of in (a, b):
-        of.tensors["w"] = of.tensors["w"].view(torch.float4_e2m1fn_x2)
-    assert compare_states(a, a).equal
-    found = compare_states(a, b)
-    assert not found.equal
-    assert found.unlike == {"w": "float4_e2m1fn_x2 (4,) against other bits"}
+    for dtype in (torch.float4_e2m1fn_x2, torch.bits8):
+        of = [torch.full((4,), x, dtype=torch.uint8).view(dtype) for x in (1, 2)]
+        a, b = (State({"w": tensor}) for tensor in of)
+        assert compare_states(a, a).equal
+        name = str(dtype).removeprefix("torch.")
+        found = compare_states(a, b)
+        assert found.unlike == {"w": f"{name} (4,) against other bits"}
+        assert not found.equal
 
 
 def test_tensor_against_a_value() -> None:

@@ -4,6 +4,7 @@ names that mean the same: wrappers' words, and a model inside a checkpoint.
 
 import argparse
 import pickle
+import re
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from enum import Enum
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from one_line import refusal
 from pickles import RunsCode
 from safetensors.torch import save_file
@@ -205,6 +207,11 @@ class Moments(NamedTuple):
     mean: torch.Tensor
 
 
+class Pair(NamedTuple):
+    first: dict[str, torch.Tensor]
+    other: dict[str, torch.Tensor]
+
+
 class Own:
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
@@ -215,6 +222,7 @@ class Own:
 
 HOLD: dict[str, Callable[[torch.Tensor], object]] = {
     "a named tuple": Moments,
+    "two arguments": lambda tensor: Pair({"a": torch.ones(1)}, {"a": tensor}),
     "an argument": Own,
     "an array": lambda tensor: tensor.numpy(),
     "a number of NumPy": lambda tensor: tensor.numpy()[0],
@@ -250,6 +258,7 @@ def test_container_of_another_class_is_named(tmp_path: Path) -> None:
     assert refusal(read_state, path) == f"{path}: {needed}"
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_part_of_a_model_is_not_the_whole(tmp_path: Path) -> None:
     """Another entry than the model's is no difference, but a rest of the model is."""
     part = {"w": torch.ones(2), "b": torch.zeros(2)}
@@ -257,12 +266,18 @@ def test_part_of_a_model_is_not_the_whole(tmp_path: Path) -> None:
     whole |= {"head.w": torch.ones(1)}
     optimizer = {"optimizer": {"m": torch.ones(1)}}
     saves = [part, whole, {"model": whole, **optimizer}, {"enc": part, **optimizer}]
+    # tied to another tensor, as in GPT-2
+    tied = {"enc.w": part["w"], "enc.b": part["b"], "head.w": part["w"]}
     of, *others = (
-        read_state(saved(tmp_path, one, str(n))) for n, one in enumerate(saves)
+        read_state(saved(tmp_path, one, str(n))) for n, one in enumerate([*saves, tied])
     )
+    folder = tmp_path / "distributed"
+    dcp.save({"model": whole, **optimizer}, checkpoint_id=folder, no_dist=True)
+    others.append(read_state(folder))
     rest = [compare_states(other, of).only_in_a for other in others]
-    assert rest == [["head.w"], ["model.head.w"], []]
-    assert [compare_states(of, other).equal for other in others] == [False, False, True]
+    assert rest == [["head.w"], ["model.head.w"], [], [], ["model.head.w"]]
+    equal = [compare_states(of, other).equal for other in others]
+    assert equal == [not names for names in rest]
 
 
 def test_a_file_is_mapped_into_memory_and_not_read(tmp_path: Path) -> None:
@@ -282,7 +297,11 @@ WRAPPED = {
 
 
 def state(numbers: dict[str, float], **values: object) -> State:
-    return State({n: torch.tensor([x]) for n, x in numbers.items()}, values)
+    nested = {
+        name[: dot.start()] for name in numbers for dot in re.finditer(r"\.", name)
+    }
+    tensors = {name: torch.tensor([number]) for name, number in numbers.items()}
+    return State(tensors, values, nested=nested)
 
 
 def under(root: str, numbers: dict[str, float] = MODEL) -> dict[str, float]:
