@@ -38,6 +38,7 @@ Entry = tuple[str, object]
 NESTED = object()
 # containers of the standard library, which torch.load does not fill
 PLAIN = {"collections.defaultdict": dict, "collections.deque": list}
+NUMPY = "numpy."
 
 
 @dataclass(frozen=True)
@@ -54,11 +55,10 @@ def loaded(entry: Any) -> Any:
 
 class Inert:
     """Stand-in for an object of a class that was not imported: ``path`` is the name of
-    the class, ``held`` the arguments and state of the object; ``is_data``: of NumPy.
+    the class, ``held`` the arguments and state of the object.
     """
 
     path = ""
-    is_data = False
     held: list[Any]
 
     def __new__(cls, *arguments: Any) -> "Inert":
@@ -92,12 +92,10 @@ def _stand_in(path: str) -> Any:
     # one for each path: classes in two files, or in a set, are equal if their names are
     if path in PLAIN:
         return lambda *_: PLAIN[path]()
-    if path.startswith("numpy._core."):
-        # NumPy 2 renamed it
+    if path.startswith("numpy._core."):  # as NumPy 2 names it
         return _stand_in(path.replace("._core.", ".core."))
     module, _, name = path.rpartition(".")
-    own = {"path": path, "__module__": module, "is_data": module.startswith("numpy")}
-    return type(name, (Inert,), own)
+    return type(name, (Inert,), {"path": path, "__module__": module})
 
 
 def is_state(path: Path) -> bool:
@@ -149,15 +147,18 @@ def _leaves(entry: object, name: str = "") -> Iterator[Entry]:
         placed = ", ".join(map(str, part.placements))
         yield f"{name}{PART}", f"part of {tuple(entry.shape)}, placed {placed}"
         return
-    inside = [] if isinstance(entry, Inert) and entry.is_data else [*_inside(entry)]
+    inside = [*_inside(entry)]
     if isinstance(entry, Inert) or not inside:
         yield name or "object" if isinstance(entry, Inert) else name, entry
     elif name:
         yield name, NESTED
+    kept: Any = object
+    if isinstance(entry, Inert):
+        # plain attributes may be caches: they are not compared; an array is, as a whole
+        kept = Tensor if entry.path.startswith(NUMPY) else Tensor | Inert
     for key, child in inside:
         for found in _leaves(child, f"{name}.{key}" if name else key):
-            # plain attributes of an object may be caches: they are not compared
-            if not isinstance(entry, Inert) or isinstance(found[1], Tensor | Inert):
+            if isinstance(found[1], kept):
                 yield found
 
 
@@ -241,10 +242,11 @@ def _torch(path: Path) -> object:
         # a damaged stream may raise anything
         reason = "not a whole state file: torch.load cannot read it"
         # a class that is not allowed, or a dict or list of a class of its own
-        if needed := re.search(r"\bGLOBAL ([\w.]+)|got <class '([\w.]+)'>", str(error)):
-            reason = (
-                f"needs code to be read ({needed[1] or needed[2]}), so it is refused"
-            )
+        if needed := re.search(
+            r"\bGLOBAL ([\w.]+)|got <class '(\w+\.[\w.]+)'>", str(error)
+        ):
+            name = needed[1] or needed[2]
+            reason = f"needs code to be read ({name}), so it is refused"
         raise UserError(f"{path}: {reason}") from None
 
 

@@ -12,6 +12,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -225,6 +226,7 @@ HOLD: dict[str, Callable[[torch.Tensor], object]] = {
     "two arguments": lambda tensor: Pair({"a": torch.ones(1)}, {"a": tensor}),
     "an argument": Own,
     "an array": lambda tensor: tensor.numpy(),
+    "an array of tensors": lambda tensor: np.array([tensor, None], dtype=object),
     "a number of NumPy": lambda tensor: tensor.numpy()[0],
     "a defaultdict": lambda tensor: defaultdict(list, a=[tensor]),
     "a deque": lambda tensor: deque([tensor], 3),
