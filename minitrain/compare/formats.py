@@ -241,7 +241,7 @@ def _torch(path: Path) -> object:
     except Exception as error:
         # a damaged stream may raise anything
         reason = "not a whole state file: torch.load cannot read it"
-        # a class that is not allowed, or a dict or list of a class of its own
+        # a class that is not allowed, or a subclass of dict or list
         if needed := re.search(
             r"\bGLOBAL ([\w.]+)|got <class '(\w+\.[\w.]+)'>", str(error)
         ):

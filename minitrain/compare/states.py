@@ -147,14 +147,14 @@ def align(a: State, b: State) -> Aligned:
         if root:
             said.append(f"{side} is its entry {root!r}, without {len(left[-1])} others")
     if not all(left):
-        # an optimizer beside a model is none, but the rest of a model is
+        # an optimizer is no difference, but other tensors of the model are
         left = [_rest(*of) for of in zip(left, sides, roots, strict=True)]
     inside = [s.renamed(_within(root)) for s, root in zip(sides, roots, strict=True)]
     return Aligned(inside[0], inside[1], said, (left[0], left[1]))
 
 
 def _rest(left: list[str], state: State, root: str) -> list[str]:
-    # the tensors beside ``root`` in its dict, but other names of tied weights
+    # other tensors in the dict of ``root``, without second names of tied weights
     start = f"{root}."
     inside = {place(state, n) for n in state.tensors if n.startswith(start)}
     while start and start[:-1] not in state.nested:
