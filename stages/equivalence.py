@@ -10,12 +10,13 @@ from pathlib import Path
 
 import torch
 
-from minitrain.analysis.verdicts import as_dicts, verdict_of
+from minitrain.analysis.verdicts import verdict_of
 from minitrain.core.errors import EvidenceError, run_stage
 from minitrain.core.files import open_atomic, read_json, write_json
 from minitrain.core.params import load_params
 from minitrain.core.provenance import require_same_build
 from minitrain.proof.runs import ladders
+from minitrain.proof.words import as_dicts, rests_on
 from minitrain.report.breach import breach_line, refuse
 from minitrain.train.config import config_of
 
@@ -36,12 +37,11 @@ def main() -> None:
     verdicts = {}
     for run, rungs in ladders(params, config, EVIDENCE):
         evidence = EVIDENCE / run / "evidence.json"
-        described = as_dicts(rungs)
-        verdict, rests_on = verdict_of(described)
+        ruling = verdict_of(rungs)
         verdicts[run] = {
-            "verdict": verdict,
-            "rests_on": rests_on,
-            **described,
+            "verdict": ruling.verdict,
+            "rests_on": rests_on(ruling, rungs),
+            **as_dicts(rungs),
             "state_sha256": read_json(evidence, "state_sha256")["state_sha256"],
         }
     write_json(METRICS / "equivalence.json", verdicts)

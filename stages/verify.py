@@ -8,11 +8,11 @@ not depend on timings: gradients of step 0, early and final state, hashes.
 
 import argparse
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
 
-from minitrain.analysis.verdicts import as_dicts
 from minitrain.core.errors import run_stage
 from minitrain.core.files import (
     atomic_path,
@@ -81,7 +81,8 @@ def main() -> None:
         compared = {k: t for k, t in run.sampled.items() if k.startswith(COMPARED)}
         save_tensors(out / "sampled.pt", compared)
         hashes_of_states = [sha256_file(file) for file in files]
-        evidence = {"rungs": as_dicts(rungs), "state_sha256": hashes_of_states}
+        results = {name: asdict(rung) for name, rung in rungs.items()}
+        evidence = {"rungs": results, "state_sha256": hashes_of_states}
         write_json(out / "evidence.json", evidence)
 
 

@@ -1,52 +1,36 @@
-"""Verdict on a run, combined from the results of its checks (rungs of the ladder).
+"""Verdict on a run, decided from the results of its checks (rungs of the ladder).
 
-A check's own verdict is decided where it is made: in minitrain/proof (tolerances, bits,
-ladder, witness/record.py) and minitrain/compare/run_tolerance.py. stages/equivalence.py
-and minitrain/check call :func:`verdict_of`. For speed verdicts, see comparison.py.
+A check's own verdict is decided where it is made: in minitrain/proof (bits, tolerances,
+ladder, witness) and minitrain/compare/run_tolerance.py. minitrain/proof/words.py states
+the reasons for a verdict on a run. For speed verdicts, see comparison.py.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict
-from enum import StrEnum
-from typing import Any, Literal, get_args
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Literal, get_args
+
+from minitrain.analysis.rungs import FINE, CheckVerdict, Reason, Rung
 
 RunVerdict = Literal[
     "proven", "proven in eval mode", "replay only", "undecided", "breach"
 ]
-
-
-class CheckVerdict(StrEnum):
-    """Outcome of one check, under the same name in every file, page and terminal."""
-
-    EQUAL = "equal"  # to the last bit
-    PASSED = "passed"  # compares no bits
-    WITHIN = "within tolerance"
-    NOT_RUN = "not run"
-    UNDECIDED = "undecided"
-    BREACH = "breach"
-
-
-ALONE = "single rank: nothing to compare"  # verdict_of looks for these three
-ONE_MEMORY = "the ranks share one memory: nothing to compare"
-ITSELF = "this run is the one process"
-ONE = "one_process"
 VERDICTS: tuple[RunVerdict, ...] = get_args(RunVerdict)
 
-# checks that require equal bits, in addition to "ranks"
+RANKS, TRAINED, ONE, LOSS = "ranks", "trained", "one_process", "loss"
+# reasons why ranks need not be compared with each other
+ALONE = (Reason.SINGLE_RANK, Reason.ONE_MEMORY)
+# checks that require equal bits, in addition to RANKS
 BITS = ("replay", "replay_gradients", "replay_parameters", "replay_losses", "data")
 # equal bits prove nothing unless parameters change and the reduction is a sum
-MEANING = ("trained", "reference")
+MEANING = (TRAINED, "reference")
 # checks by independent code: data, step and mean are required, and one of the others
 WITNESS_DATA = ("witness_data", "witness_hashes", "witness_step")
 # checks of the mean: in training, or in eval mode if training must draw random numbers
 MEAN, MEAN_IN_EVAL = "witness_mean", "witness_mean_in_eval"
 # check that buffers which remember samples do not change the loss
 BUFFERS = "witness_buffers"
-WITNESS_GRADIENTS = {
-    "witness_gradients": "of its steps",
-    "witness_probe": "in eval mode",
-}
-FINE = (CheckVerdict.EQUAL, CheckVerdict.PASSED, CheckVerdict.WITHIN)
+WITNESS_GRADIENTS = ("witness_gradients", "witness_probe")
 # an error in a step makes all that follows wrong: substrings of names of checks, in the
 # order of a step; parameters and states come after these
 ORDER = (
@@ -58,66 +42,95 @@ ORDER = (
 LAST = "replay_losses"
 
 
-def verdict_of(rungs: Mapping[str, Mapping[str, Any]]) -> tuple[RunVerdict, str]:
-    """Return the verdict on a run, and the reasons on one line. ``rungs`` are its check
-    results by name, from :func:`as_dicts`; a check without a result supports nothing.
+class Basis(Enum):
+    """What the verdict on a run rests on."""
+
+    FAILED_CHECK = auto()
+    REPLAY_AND_WITNESS = auto()
+    REPLAY = auto()
+    # no replay, but independent code agrees
+    WITNESS = auto()
+    # nothing was trained, so nothing was tested
+    UNTRAINED = auto()
+    NOTHING = auto()
+
+
+@dataclass(frozen=True)
+class Ruling:
+    """Verdict on a run and its basis, with names of checks.
+
+    Args:
+        verdict: Verdict on the run.
+        basis: What it rests on.
+        because: Checks whose detail gives the reason for the verdict.
+        witnesses: Checks by independent code that confirm the gradients.
+        is_compared: False if the run was not compared with one process, not even in
+            its loss, although it is not that process.
     """
-    verdicts = {name: rung["verdict"] for name, rung in rungs.items()}
+
+    verdict: RunVerdict
+    basis: Basis
+    because: tuple[str, ...] = ()
+    witnesses: tuple[str, ...] = ()
+    is_compared: bool = True
+
+
+def verdict_of(rungs: Mapping[str, Rung]) -> Ruling:
+    """Return the verdict on a run with the check results ``rungs``, by name; a check
+    without a result supports nothing.
+    """
+    verdicts = {name: rung.verdict for name, rung in rungs.items()}
     fine = {name for name, verdict in verdicts.items() if verdict in FINE}
-    broken = [name for name, verdict in verdicts.items() if verdict == "breach"]
+    broken = [name for name, v in verdicts.items() if v is CheckVerdict.BREACH]
     if broken:
-        first = min(broken, key=order_in_step)
-        line = f"{first}: {rungs[first]['detail']}"
-        mean = rungs.get(MEAN, {})
-        # a distance without an explanation: samples of a batch depend on each other
-        if mean.get("verdict") == "not run" and mean.get("max_abs_diff") is not None:
-            line = f"{MEAN}: {mean['detail']}; {line}"
-        return "breach", line
-    alone = rungs.get("ranks", {}).get("detail") in (ALONE, ONE_MEMORY)
-    bits = alone or verdicts.get("ranks") == "equal"
-    bits = bits and all(verdicts.get(name) == "equal" for name in BITS)
+        return _breach(rungs, min(broken, key=order_in_step))
+    is_alone = RANKS in rungs and rungs[RANKS].reason in ALONE
+    required = BITS if is_alone else (RANKS, *BITS)
+    bits = all(verdicts.get(name) is CheckVerdict.EQUAL for name in required)
     bits = bits and fine.issuperset(MEANING)
-    shown = [words for name, words in WITNESS_GRADIENTS.items() if name in fine]
-    training = MEAN in fine
-    known = fine.issuperset(WITNESS_DATA) and (training or MEAN_IN_EVAL in fine)
+    shown = tuple(name for name in WITNESS_GRADIENTS if name in fine)
+    is_known = fine.issuperset(WITNESS_DATA) and bool(fine & {MEAN, MEAN_IN_EVAL})
     # buffers that remember samples are harmless if the witness found no effect on the
     # loss, or if one process agrees
-    known = known and (BUFFERS not in verdicts or bool(fine & {BUFFERS, ONE}))
-    seen = f"an independent witness confirms the gradients {' and '.join(shown)}"
-    verdict: RunVerdict = "undecided"
-    rests_on = "no bit-exact replay and no independent check"
-    if bits and known and shown:
-        verdict, rests_on = "proven", f"bit-identical to its replay, and {seen}"
-        if not training:
-            verdict = "proven in eval mode"
-            rests_on += f"; {rungs[MEAN]['detail']}"
-    elif bits:
-        verdict = "replay only"
-        rests_on = "bit-identical to its replay; no witness supports it"
-        if why := _no_witness(rungs):
-            rests_on += f": {why}"
-    elif rungs.get("trained", {}).get("verdict") == "not run":
-        rests_on = f"no parameter changed: {rungs['trained']['detail']}"
-    elif known and shown:
-        rests_on = f"equal bits were not promised or not compared, but {seen}"
-    return verdict, rests_on + _unseen(rungs)
+    is_known = is_known and (BUFFERS not in rungs or bool(fine & {BUFFERS, ONE}))
+    given = shown, _is_compared(rungs)
+    if bits and is_known and shown:
+        if MEAN in fine:
+            return Ruling("proven", Basis.REPLAY_AND_WITNESS, (), *given)
+        return Ruling("proven in eval mode", Basis.REPLAY_AND_WITNESS, (MEAN,), *given)
+    if bits:
+        return Ruling("replay only", Basis.REPLAY, _no_witness(rungs), *given)
+    if verdicts.get(TRAINED) is CheckVerdict.NOT_RUN:
+        return Ruling("undecided", Basis.UNTRAINED, (TRAINED,), *given)
+    basis = Basis.WITNESS if is_known and shown else Basis.NOTHING
+    return Ruling("undecided", basis, (), *given)
 
 
-def _unseen(rungs: Mapping[str, Mapping[str, Any]]) -> str:
-    # names a run that was not compared with one process, not even in its loss
-    one, loss = rungs.get(ONE, {}), rungs.get("loss", {})
-    skipped = one.get("verdict") == "not run" and one["detail"] != ITSELF
-    if skipped and loss.get("verdict") not in FINE:
-        return f"; not compared with one process: {one['detail']}"
-    return ""
+def _breach(rungs: Mapping[str, Rung], first: str) -> Ruling:
+    mean = rungs.get(MEAN)
+    # a distance without an explanation: samples of a batch depend on each other
+    is_coupled = (
+        mean is not None
+        and mean.verdict is CheckVerdict.NOT_RUN
+        and mean.max_abs_diff is not None
+    )
+    because = (MEAN, first) if is_coupled else (first,)
+    return Ruling("breach", Basis.FAILED_CHECK, because)
 
 
-def _no_witness(rungs: Mapping[str, Mapping[str, Any]]) -> str:
-    # the first reason why the witness does not support the run
-    for name in (*WITNESS_DATA, MEAN, BUFFERS, *WITNESS_GRADIENTS):
-        if name in rungs and rungs[name]["verdict"] not in FINE:
-            return str(rungs[name]["detail"])
-    return ""
+def _is_compared(rungs: Mapping[str, Rung]) -> bool:
+    # with one process, or at least in its loss, or it is that process itself
+    one, loss = rungs.get(ONE), rungs.get(LOSS)
+    if one is None or one.verdict is not CheckVerdict.NOT_RUN:
+        return True
+    return one.reason is Reason.IS_REFERENCE or bool(loss and loss.verdict in FINE)
+
+
+def _no_witness(rungs: Mapping[str, Rung]) -> tuple[str, ...]:
+    # the first check by which the witness does not support the run
+    names = (*WITNESS_DATA, MEAN, BUFFERS, *WITNESS_GRADIENTS)
+    lacking = [n for n in names if n in rungs and rungs[n].verdict not in FINE]
+    return tuple(lacking[:1])
 
 
 def order_in_step(name: str) -> int:
@@ -128,8 +141,3 @@ def order_in_step(name: str) -> int:
         if any(part in name for part in parts):
             return number
     return len(ORDER)
-
-
-def as_dicts(rungs: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Convert rungs (check results) to dictionaries for JSON and :func:`verdict_of`."""
-    return {name: asdict(rung) for name, rung in rungs.items()}

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from minitrain.analysis.rungs import FINE, CheckVerdict, Rung, not_run
 from minitrain.analysis.verdicts import (
-    FINE,
     VERDICTS,
     WITNESS_GRADIENTS,
+    Basis,
     RunVerdict,
-    as_dicts,
     verdict_of,
 )
 from minitrain.check.arguments import (
@@ -36,13 +36,12 @@ from minitrain.compare.difference import UNKNOWN, Difference, What, Why
 from minitrain.core.errors import EvidenceError, RankError, UserError
 from minitrain.core.params import OptimizerName, PrecisionName
 from minitrain.core.progress import progress
-from minitrain.proof.bits import Rung, not_run
 from minitrain.proof.evidence import Evidence
 from minitrain.proof.forward import collectives_of, forward_of
 from minitrain.proof.ladder import ladder, own_rungs
 from minitrain.proof.witness.examine import examine_batches
 from minitrain.proof.witness.record import Record, Task
-from minitrain.proof.words import printed
+from minitrain.proof.words import printed, rests_on
 from minitrain.sync.guarantees import DEFAULTS, Tuning
 from minitrain.sync.strategy import Strategy
 from minitrain.train.config import RunConfig
@@ -79,16 +78,17 @@ class Ladder:
         training draws random numbers other than dropout), ``replay only`` (no witness),
         ``undecided`` (bits are not compared) or ``breach`` (a check failed).
         """
-        return verdict_of(as_dicts(self.rungs))[0]
+        return verdict_of(self.rungs).verdict
 
     @property
     def rests_on(self) -> str:
         """The reason for the verdict, in a sentence."""
-        verdict, rests_on = verdict_of(as_dicts(self.rungs))
+        ruling = verdict_of(self.rungs)
+        reasons = rests_on(ruling, self.rungs)
         if not self.communicates:
-            return rests_on
-        if verdict == "breach":
-            return f"{rests_on}; {_communicates(self.communicates)}; {BACKWARD}"
+            return reasons
+        if ruling.basis is Basis.FAILED_CHECK:
+            return f"{reasons}; {_communicates(self.communicates)}; {BACKWARD}"
         witness, unlike = self._has_witness(), self._unlike_one_process()
         seen = [
             "a witness agrees" if witness else "no witness supports it",
@@ -107,7 +107,7 @@ class Ladder:
         return self.verdict == "undecided" and compared
 
     def _has_witness(self) -> bool:
-        names = WITNESS_GRADIENTS.keys() & self.rungs.keys()
+        names = self.rungs.keys() & {*WITNESS_GRADIENTS}
         return any(self.rungs[name].verdict in FINE for name in names)
 
     def _unlike_one_process(self) -> list[str]:
@@ -117,10 +117,12 @@ class Ladder:
     @property
     def breaches(self) -> list[str]:
         """Names of the checks that failed; empty if none did."""
-        return [name for name, r in self.rungs.items() if r.verdict == "breach"]
+        return [
+            name for name, r in self.rungs.items() if r.verdict is CheckVerdict.BREACH
+        ]
 
     def __str__(self) -> str:
-        lines = printed(as_dicts(self.rungs))
+        lines = printed(self.rungs)
         lines.append(f"{self.verdict}: {self.rests_on}")
         if self.divergence is not None:
             lines.append(f"first difference: {self.divergence}")

@@ -23,7 +23,7 @@ from minitrain.cli.recording_words import compared, only_in_words, page_on, some
 from minitrain.core.errors import UserError
 from minitrain.core.files import nearest_file
 from minitrain.core.printable import as_lines, printable
-from minitrain.proof.words import printed
+from minitrain.proof.words import as_dicts, printed
 from minitrain.report.numbers import plural
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def _answer_for_runs(a: Path, b: Path) -> Answer:
         "equal": found.verdict == "equal",
         **{name: getattr(found, name) for name in copied},
         "first": found.first and found.first.facts(),
-        "tolerances": {name: asdict(rung) for name, rung in found.rungs.items()},
+        "tolerances": as_dicts(found.rungs),
         "states": {name: asdict(found.states[name]) for name in found.unlike_states},
         "only_in_a": found.only_in_a,
         "only_in_b": found.only_in_b,
@@ -133,7 +133,7 @@ def runs_in_words(found: "RunsCompared") -> str:
     if found.equal and not found.same:
         lines.append(f"equal is what both have: {both}")
     if found.rungs:
-        lines += printed({name: asdict(rung) for name, rung in found.rungs.items()})
+        lines += printed(found.rungs)
     if found.first and not found.first_decides:
         lines.append(f"first difference in bits: {found.first}")
     if found.losses:

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from minitrain.analysis.rungs import Rung
 from minitrain.compare import run_tolerance
 from minitrain.compare.diagnosis import Values, cause_in_step, cause_of, locate
 from minitrain.compare.difference import UNKNOWN, Cause, Difference, What, Why, why
@@ -27,7 +28,7 @@ from minitrain.compare.state_diff import Comparison, compare_states
 from minitrain.compare.states import read_state
 from minitrain.core.errors import UserError
 from minitrain.core.files import each_row, reading, require_regular
-from minitrain.proof.bits import Rung, ranks_rung
+from minitrain.proof.bits import ranks_rung
 from minitrain.proof.ulp import same_kind
 from minitrain.train.step_record import load_tensors, sha256_tensor
 

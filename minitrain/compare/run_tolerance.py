@@ -15,11 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minitrain.analysis.verdicts import CheckVerdict
+from minitrain.analysis.rungs import CheckVerdict, Rung
 from minitrain.compare.diagnosis import flat
 from minitrain.compare.limits import CLOSE, FLOAT32
 from minitrain.proof import tolerances
-from minitrain.proof.bits import Rung
 from minitrain.proof.tolerances import GRADIENT_SHARE, UNITS, TensorLimits
 from minitrain.proof.ulp import same_kind
 from minitrain.recording.sketches import combination

@@ -4,12 +4,12 @@ A rung is the result of one check; its verdict is BREACH if the check failed.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from minitrain.analysis.verdicts import ALONE, CheckVerdict
+from minitrain.analysis.rungs import CheckVerdict, Reason, Rung, not_run, without_bits
 from minitrain.proof.evidence import (
     Rows,
     Tensors,
@@ -21,25 +21,6 @@ from minitrain.proof.evidence import (
 from minitrain.proof.ulp import distance
 
 
-@dataclass(frozen=True)
-class Rung:
-    """Result of one check of a run. All rungs of a run, by name, are its ladder.
-    ``detail`` is the first difference, or why the check was not run. ``bytes_equal``,
-    ``max_ulp`` (units in the last place) and ``max_abs_diff`` are None if not computed.
-    """
-
-    bytes_equal: bool | None
-    max_ulp: int | None
-    max_abs_diff: float | None
-    verdict: CheckVerdict
-    detail: str
-
-
-def rung_of(entry: Mapping[str, Any]) -> Rung:
-    """Convert a JSON object to a rung. Raises ValueError for an unknown verdict."""
-    return Rung(**{**entry, "verdict": CheckVerdict(entry["verdict"])})
-
-
 def _breach(detail: str, gap: float | None = None) -> Rung:
     return Rung(False, None, gap, CheckVerdict.BREACH, detail)
 
@@ -47,20 +28,10 @@ def _breach(detail: str, gap: float | None = None) -> Rung:
 SAME = Rung(True, None, None, CheckVerdict.EQUAL, "")
 
 
-def without_bits(verdict: CheckVerdict, detail: str) -> Rung:
-    """Return the rung of a check that compares no bits and measures no distance."""
-    return Rung(None, None, None, verdict, detail)
-
-
-def not_run(why: str) -> Rung:
-    """Return the rung of a check that does not apply; ``why`` is the reason."""
-    return without_bits(CheckVerdict.NOT_RUN, why)
-
-
 def ranks_rung(states: Sequence[Tensors]) -> Rung:
     """Return a rung: EQUAL if all final ``states`` are equal, NOT_RUN for one rank."""
     if len(states) < 2:
-        return not_run(ALONE)
+        return not_run(Reason.SINGLE_RANK)
     for rank, state in enumerate(states[1:], start=1):
         rung = bits_rung(states[0], state)
         if rung.verdict is CheckVerdict.BREACH:
@@ -80,16 +51,14 @@ def bits_rung(a: Tensors, b: Tensors) -> Rung:
     return Rung(False, apart.max_ulp, apart.max_abs_diff, CheckVerdict.BREACH, detail)
 
 
-def hashes_rung(
-    run: Rows, other: Rows, what: What, world_size: int | None = None
-) -> Rung:
+def hashes_rung(run: Rows, other: Rows, what: What, world_size: int) -> Rung:
     """Return a rung: EQUAL if two runs recorded equal hashes of ``what`` at every step
-    and rank, else BREACH, naming the first that differs. With ``world_size``, each of
-    its ranks must have recorded hashes. NOT_RUN for buffers of a model that has none.
+    and each of ``world_size`` ranks, else BREACH, naming the first that differs.
+    NOT_RUN for buffers of a model that has none.
     """
     ours, theirs = hashes_of(run), hashes_of(other)
     # a rank without rows would agree with a replay without them
-    silent = sorted({*range(world_size or 0)} - {rank for _, rank in ours})
+    silent = sorted({*range(world_size)} - {rank for _, rank in ours})
     if silent:
         return _breach(f"rank {silent[0]} recorded nothing")
     if not ours or ours.keys() != theirs.keys():

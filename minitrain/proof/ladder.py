@@ -9,21 +9,25 @@ from typing import Any
 
 import torch
 
-from minitrain.analysis.verdicts import FINE, ONE_MEMORY, CheckVerdict
-from minitrain.proof.bits import (
+from minitrain.analysis.rungs import (
+    FINE,
+    CheckVerdict,
+    Reason,
     Rung,
+    not_run,
+    rung_of,
+    without_bits,
+)
+from minitrain.proof.bits import (
     bits_rung,
     data_rung,
     hashes_rung,
     losses_rung,
-    not_run,
     precision_rung,
     ranks_rung,
     reduced_once_rung,
-    rung_of,
     trained_rung,
     unwatched_rung,
-    without_bits,
 )
 from minitrain.proof.evidence import IN_ORDER, Evidence, Tensors, hashes_of, of_kind
 from minitrain.proof.forward import forward_of
@@ -83,7 +87,7 @@ def own_rungs(
     shared = config.sync.guarantees.shares_parameters and len(run.states) > 1
     states = _unshared(run) if shared else run.states
     nothing = shared and not any(states)
-    rungs["ranks"] = not_run(ONE_MEMORY) if nothing else ranks_rung(states)
+    rungs["ranks"] = not_run(Reason.ONE_MEMORY) if nothing else ranks_rung(states)
     if replay is None:
         rungs["replay"] = not_run("a replay cannot run on the device of this run")
     else:
@@ -114,7 +118,7 @@ def ladder(
     own: Mapping[str, Rung],
     config: RunConfig,
     run: Evidence,
-    one: Evidence | str,
+    one: Evidence | Reason | str,
     twin: Twin,
     atol: float,
     more: Mapping[str, Rung] | None = None,

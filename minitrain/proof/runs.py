@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from minitrain.analysis.verdicts import ITSELF
+from minitrain.analysis.rungs import Reason, not_run, rung_of
 from minitrain.comm.torch_private import TorchDispatchMode
 from minitrain.core.files import read_json, reading
 from minitrain.core.params import Params
-from minitrain.proof.bits import bits_rung, not_run, rung_of
+from minitrain.proof.bits import bits_rung
 from minitrain.proof.evidence import Evidence, read_evidence
 from minitrain.proof.ladder import Rungs, ladder
 from minitrain.proof.replay import replay
@@ -141,7 +141,8 @@ def ladders(
         with reading(file):
             recorded = read_json(file)["rungs"]
             own = {name: rung_of(rung) for name, rung in recorded.items()}
-        reference = ITSELF if is_one_process(run, params) else one
+        is_one = is_one_process(run, params)
+        reference = Reason.IS_REFERENCE if is_one else one
         found, atol = _read(run, config, evidence), params.equivalence.atol
         more = across_world_sizes(run, params, config, evidence)
         yield run, ladder(own, config, found, reference, twin, atol, more)

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from minitrain.analysis.verdicts import CheckVerdict
-from minitrain.proof.bits import Rung, data_rung, first_nan, not_run
+from minitrain.analysis.rungs import CheckVerdict, Rung, not_run
+from minitrain.proof.bits import data_rung, first_nan
 from minitrain.proof.evidence import Evidence, Tensors
 from minitrain.proof.forward import forward_of
 from minitrain.proof.ulp import distance, gaps

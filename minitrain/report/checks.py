@@ -6,7 +6,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from minitrain.analysis.verdicts import VERDICTS, CheckVerdict
+from minitrain.analysis.rungs import CheckVerdict
+from minitrain.analysis.verdicts import VERDICTS
 
 TEMPLATES = Path(__file__).parent / "templates"
 # descriptions of the checks by name, grouped by the question that they answer

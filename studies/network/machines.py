@@ -10,6 +10,7 @@ from copies_of_hosts import begin, stage, start, wait
 from network_namespaces import Networks
 
 from minitrain.analysis.account import summarize
+from minitrain.analysis.rungs import rung_of
 from minitrain.analysis.verdicts import verdict_of
 from minitrain.core.errors import UserError
 from minitrain.core.files import read_json, sha256_file
@@ -72,8 +73,9 @@ def rungs(folder: Path, world_size: int) -> dict[str, Any]:
     stage(folder, "replay", *size)
     stage(folder, "verify", "--backend", "gloo", *size)
     found = read_json(folder / f"data/evidence/gloo-{world_size}/evidence.json")
-    verdicts = {name: rung["verdict"] for name, rung in found["rungs"].items()}
-    return {"rungs": verdicts, "verdict": verdict_of(found["rungs"])[0]}
+    ladder = {name: rung_of(rung) for name, rung in found["rungs"].items()}
+    verdicts = {name: rung.verdict for name, rung in ladder.items()}
+    return {"rungs": verdicts, "verdict": verdict_of(ladder).verdict}
 
 
 def held_to(folder: Path, arm: Arm, sha256: str) -> dict[str, Any]:

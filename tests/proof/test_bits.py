@@ -9,16 +9,14 @@ import torch
 from tiny import tiny_params
 from torch import Tensor
 
+from minitrain.analysis.rungs import Reason, Rung, not_run, rung_of
 from minitrain.core.params import Train
 from minitrain.proof.bits import (
-    Rung,
     bits_rung,
     data_rung,
     hashes_rung,
-    not_run,
     ranks_rung,
     reduced_once_rung,
-    rung_of,
     trained_rung,
 )
 from minitrain.proof.evidence import Evidence
@@ -62,7 +60,7 @@ def test_equal_bits() -> None:
     assert bits_rung(state(), state()) == Rung(True, 0, 0.0, "equal", "")
     assert ranks_rung([state()] * 3) == bits_rung(state(), state())
     # one rank proves nothing
-    assert ranks_rung([state()]) == not_run("single rank: nothing to compare")
+    assert ranks_rung([state()]) == not_run(Reason.SINGLE_RANK)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -120,11 +118,11 @@ each = pytest.mark.parametrize("what", ["gradients", "parameters", "buffers"])
     ],
 )
 def test_first_difference_of_hashes(what: Any, changed: Any, place: str) -> None:
-    assert hashes_rung(run_rows(), run_rows(), what).verdict == "equal"
+    assert hashes_rung(run_rows(), run_rows(), what, 2).verdict == "equal"
     expected = Rung(False, None, None, "breach", f"first at {place}")
-    assert hashes_rung(run_rows(**changed), run_rows(), what) == expected
+    assert hashes_rung(run_rows(**changed), run_rows(), what, 2) == expected
     # a surplus on one side or a gap on the other
-    assert hashes_rung(run_rows(), run_rows(**changed), what) == expected
+    assert hashes_rung(run_rows(), run_rows(**changed), what, 2) == expected
 
 
 @each
@@ -139,22 +137,22 @@ def test_first_difference_of_hashes(what: Any, changed: Any, place: str) -> None
     ids=["run lacks a step", "rank lacks a step", "replay lacks one", "nothing"],
 )
 def test_steps_that_were_not_recorded(what: Any, run: Any, other: Any) -> None:
-    rung = hashes_rung(run, other, what)
+    rung = hashes_rung(run, other, what, 2)
     assert (rung.verdict, rung.bytes_equal) == ("breach", False)
 
 
 def test_model_without_buffers() -> None:
     rows = [row | {"buffers": {}} for row in run_rows()]
-    assert hashes_rung(rows, rows, "buffers") == not_run("the model has no buffers")
+    assert hashes_rung(rows, rows, "buffers", 2) == not_run("the model has no buffers")
     # but not on one side only
-    assert hashes_rung(rows, run_rows(), "buffers").verdict == "breach"
-    assert hashes_rung(run_rows(), rows, "buffers").verdict == "breach"
+    assert hashes_rung(rows, run_rows(), "buffers", 2).verdict == "breach"
+    assert hashes_rung(run_rows(), rows, "buffers", 2).verdict == "breach"
 
 
 def test_buffers_are_those_of_the_same_rank() -> None:
     swapped = [row | {"rank": 1 - row["rank"]} for row in run_rows() if "rank" in row]
-    assert hashes_rung(swapped, run_rows(), "parameters").verdict == "equal"
-    rung = hashes_rung(swapped, run_rows(), "buffers")
+    assert hashes_rung(swapped, run_rows(), "parameters", 2).verdict == "equal"
+    rung = hashes_rung(swapped, run_rows(), "buffers", 2)
     assert rung.detail == "first at step 0, tensor a, rank 0"
 
 

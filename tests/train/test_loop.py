@@ -18,12 +18,12 @@ from torch import Tensor
 from waiting import GENEROUS_S
 
 from minitrain.analysis.account import DDP_SAYS
+from minitrain.analysis.rungs import not_run
 from minitrain.bench.ledger import CollectiveLedger
 from minitrain.comm.groups import distributed
 from minitrain.core.files import read_json
 from minitrain.core.params import Params, PrecisionName
 from minitrain.harness.launcher import launch
-from minitrain.proof.bits import not_run
 from minitrain.proof.evidence import Evidence, evidence_of
 from minitrain.proof.forward import DRAWS, NORMALIZES, forward_of
 from minitrain.proof.ladder import ladder, own_rungs
