@@ -12,7 +12,6 @@ import argparse
 import json
 import re
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -21,6 +20,7 @@ from minitrain.core.errors import Mistakes, RankError, UserError, lines_of
 from minitrain.core.params import OptimizerName, PrecisionName
 from minitrain.core.printable import as_lines, note
 from minitrain.core.progress import progress
+from minitrain.proof.words import as_dicts
 from minitrain.report.numbers import plural
 from minitrain.sync.catalog import STRATEGIES, guarantees_of
 
@@ -188,7 +188,7 @@ def _facts(ladder: "Ladder") -> dict[str, Any]:
     return {
         "verdict": ladder.verdict,
         "rests_on": ladder.rests_on,
-        "rungs": {name: asdict(rung) for name, rung in ladder.rungs.items()},
+        "rungs": as_dicts(ladder.rungs),
         "communicates": [*ladder.communicates],
         "first_difference": ladder.divergence and ladder.divergence.facts(),
     }

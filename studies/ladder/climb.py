@@ -3,7 +3,7 @@ the pipeline, with and without dropout, and every run twice.
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from minitrain.core.params import load_params
 from minitrain.core.progress import progress
 from minitrain.core.provenance import provenance
 from minitrain.proof.bits import bits_rung
+from minitrain.proof.words import as_dicts
 
 STUDY = Path(__file__).resolve().parent
 ROOT = STUDY.parents[1]
@@ -49,7 +50,7 @@ def main() -> None:
             rungs = examine(trial, world_size, run=run, one=one).rungs
             rungs["again"] = bits_rung(run.states[0], again.states[0])
             where = {"case": name, "world_size": world_size}
-            rows += [where | {"rung": r} | asdict(rung) for r, rung in rungs.items()]
+            rows += [where | {"rung": r} | of for r, of in as_dicts(rungs).items()]
     origin = {
         "model": stated.model.model_dump(mode="json"),
         "train": stated.train.model_dump(mode="json"),

@@ -155,7 +155,10 @@ def test_model_with_batches_and_a_loss(model: str, capsys, monkeypatch) -> None:
         assert re.search(rf"^{bar} \[", shown, flags=re.MULTILINE)
     (ladder,) = json.loads(text)["strategies"].values()
     assert (code, ladder["verdict"]) == (0, "proven")
-    assert ladder["rungs"]["replay"]["verdict"] == "equal"
+    replayed = ladder["rungs"]["replay"]
+    assert replayed["verdict"] == "equal"
+    keys = ["bytes_equal", "max_ulp", "max_abs_diff", "verdict", "detail"]
+    assert [*replayed] == keys
 
 
 def test_batches_of_a_type_of_the_models_file(model: str) -> None:
