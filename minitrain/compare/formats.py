@@ -2,9 +2,10 @@
 
 Tensors stay on disk until they are looked up: a file of ``torch.save`` is mapped, all
 others are read one tensor at a time. Checkpoints of training scripts hold objects
-(``argparse.Namespace``, enums, NumPy arrays) next to the tensors, and the metadata of
+(``argparse.Namespace``, enums) next to the tensors, and the metadata of
 ``torch.distributed.checkpoint`` is a pickle: each class that they name is replaced by a
-stand-in (:class:`Inert`) that only keeps its arguments, or by a list or a dict.
+stand-in (:class:`Inert`) that only keeps its arguments, or by a list or a dict. Arrays
+and numbers of NumPy become tensors.
 """
 
 import io
@@ -19,6 +20,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -36,9 +39,21 @@ PART = " (part)"
 Entry = tuple[str, object]
 # value of the entry of a dict or a list that is not empty, before what is in it
 NESTED = object()
-# containers of the standard library, which torch.load does not fill
-PLAIN = {"collections.defaultdict": dict, "collections.deque": list}
-NUMPY = "numpy."
+# containers of the standard library, which torch.load does not fill, and empty bytes
+PLAIN: dict[str, Any] = {
+    "collections.defaultdict": dict,
+    "collections.deque": list,
+    "builtins.bytes": bytes,
+}
+# what pickles of NumPy's arrays and numbers name; NumPy 2 writes _core for core
+NUMPY: dict[str, Any] = {
+    "numpy.ndarray": np.ndarray,
+    "numpy.dtype": np.dtype,
+    "numpy.core.multiarray._reconstruct": np.ones(1).__reduce__()[0],
+    "numpy.core.multiarray.scalar": np.float64(1).__reduce__()[0],
+}
+# the classes of dtypes are built, but their names are not stored
+DTYPES: list[Any] = [getattr(np.dtypes, name) for name in np.dtypes.__all__]
 
 
 @dataclass(frozen=True)
@@ -92,8 +107,8 @@ def _stand_in(path: str) -> Any:
     # one for each path: classes in two files, or in a set, are equal if their names are
     if path in PLAIN:
         return lambda *_: PLAIN[path]()
-    if path.startswith("numpy._core."):  # as NumPy 2 names it
-        return _stand_in(path.replace("._core.", ".core."))
+    if found := NUMPY.get(path.replace("._core.", ".core.")):
+        return found
     module, _, name = path.rpartition(".")
     return type(name, (Inert,), {"path": path, "__module__": module})
 
@@ -147,6 +162,11 @@ def _leaves(entry: object, name: str = "") -> Iterator[Entry]:
         placed = ", ".join(map(str, part.placements))
         yield f"{name}{PART}", f"part of {tuple(entry.shape)}, placed {placed}"
         return
+    if isinstance(entry, np.ndarray | np.generic):
+        if not entry.dtype.hasobject:
+            yield from _array(np.asarray(entry), name)
+            return
+        entry = entry.tolist()
     inside = [*_inside(entry)]
     if isinstance(entry, Inert) or not inside:
         yield name or "object" if isinstance(entry, Inert) else name, entry
@@ -154,12 +174,22 @@ def _leaves(entry: object, name: str = "") -> Iterator[Entry]:
         yield name, NESTED
     kept: Any = object
     if isinstance(entry, Inert):
-        # plain attributes may be caches: they are not compared; an array is, as a whole
-        kept = Tensor if entry.path.startswith(NUMPY) else Tensor | Inert
+        # plain attributes may be caches: they are not compared, unless a random state's
+        kept = object if entry.path.startswith("numpy.") else Tensor | Inert
     for key, child in inside:
         for found in _leaves(child, f"{name}.{key}" if name else key):
             if isinstance(found[1], kept):
                 yield found
+
+
+def _array(array: npt.NDArray[Any], name: str) -> Iterator[Entry]:
+    try:
+        yield name, torch.from_numpy(array)
+    except (TypeError, ValueError):
+        # torch has no such type, or no such order of bytes
+        stored = np.frombuffer(array.tobytes() or b"\0", np.uint8).copy()
+        yield name, torch.from_numpy(stored)
+        yield f"{name} (dtype)", f"{array.dtype.str} {array.shape}"
 
 
 def _inside(entry: object) -> Iterator[tuple[str, object]]:
@@ -236,7 +266,8 @@ def _torch(path: Path) -> object:
             # torch.load knows DTensors after this import
             import_module("torch.distributed.tensor")
             names = unsafe(path)
-        with torch.serialization.safe_globals([(_stand_in(n), n) for n in names]):
+        known = [*DTYPES, *((_stand_in(name), name) for name in names)]
+        with torch.serialization.safe_globals(known):
             return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except Exception as error:
         # a damaged stream may raise anything

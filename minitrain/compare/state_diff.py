@@ -5,13 +5,12 @@ import struct
 from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 from pathlib import Path
-from zlib import crc32
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from minitrain.compare.formats import PART, Inert, files_of, is_state, loaded
+from minitrain.compare.formats import PART, files_of, is_state, loaded
 from minitrain.compare.states import State, align, place, read_state
 from minitrain.core.errors import UserError
 from minitrain.core.files import require_regular
@@ -99,7 +98,7 @@ def compare_states(a: State, b: State) -> Comparison:
             found.num_values += 1
             found.num_parts += name.endswith(PART)
             if not _same_value(x, y):
-                found.values[name] = f"{_brief(x)} against {_brief(y)}"
+                found.values[name] = f"{x!r} against {y!r}"
     if gaps:
         _measure(gaps, found)
     only = [[n for n in x if n not in y] for x, y in ((ours, theirs), (theirs, ours))]
@@ -141,14 +140,9 @@ def _same_value(a: object, b: object) -> bool:
     return type(a) is type(b) and a == b
 
 
-def _brief(value: object) -> str:
-    crc = f"NumPy data (CRC {crc32(repr(value).encode()):08x})"
-    return crc if isinstance(value, Inert) else repr(value)
-
-
 def _kind(entry: object) -> str:
     if not isinstance(entry, Tensor):
-        return f"the value {_brief(entry)}"
+        return f"the value {entry!r}"
     return f"{str(entry.dtype).removeprefix('torch.')} {tuple(entry.shape)}"
 
 
@@ -201,7 +195,7 @@ def compare_folders(a: Path, b: Path) -> FoldersCompared:
     only state of several files in each folder may have another name.
 
     Raises:
-        UserError: the folders share no state, or one of several files cannot be read.
+        UserError: the folders share no state, or one cannot be read in either.
     """
     parts = [dict(_parts(folder, folder)) for folder in (a, b)]
     ours, theirs = ({*found} for found in parts)
@@ -217,8 +211,9 @@ def compare_folders(a: Path, b: Path) -> FoldersCompared:
         try:
             found.states[name] = compare_states(*map(read_state, paths))
         except UserError:
-            # the bytes of a large state are in other files
-            if any(of.get(name, True) for of in parts):
+            # the bytes of a large state are in other files, and what is a state in one
+            # folder only is damaged in the other
+            if any(of.get(name, True) for of in parts) or any(map(_is_whole, paths)):
                 raise
             # a configuration, or a random state that needs code to be read
             x, y = map(require_regular, paths)
@@ -226,6 +221,13 @@ def compare_folders(a: Path, b: Path) -> FoldersCompared:
     if not found.states:
         raise UserError(f"{a}: no training run, and holds no state that {b} has too")
     return found
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        return bool(read_state(path))
+    except UserError:
+        return False
 
 
 def beside(state: Path) -> list[str]:

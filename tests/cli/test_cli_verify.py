@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from minitrain.cli.main import main, run
 from minitrain.cli.verify import in_words
-from minitrain.compare.state_diff import compare_states
+from minitrain.compare.state_diff import compare_folders, compare_states
 from minitrain.compare.states import State
 
 
@@ -98,6 +98,22 @@ def test_what_is_no_difference_is_said(tmp_path: Path) -> None:
         "1 NaN, of the same bits in both: w\n"
         "head: another name of w, which only one of them has\n",
     )
+
+
+def test_damaged_state_is_no_other_file(tmp_path: Path) -> None:
+    """Files that neither folder can read are compared by bytes, but not this one."""
+    for side in "ab":
+        (tmp_path / side).mkdir()
+        (tmp_path / side / "notes.txt").write_text(side)
+        for name in ("model.pt", "other.pt"):
+            torch.save({"w": torch.ones(1)}, tmp_path / side / name)
+    folders = tmp_path / "a", tmp_path / "b"
+    assert compare_folders(*folders).files == {"notes.txt": False}
+    cut = tmp_path / "b/model.pt"
+    cut.write_bytes(cut.read_bytes()[:-100])
+    (tmp_path / "b/other.pt").unlink()
+    message = refusal(compare_folders, *folders)
+    assert message.startswith(f"{cut}: not a whole state file")
 
 
 def test_links_of_folders_lead_to_an_end(tmp_path: Path) -> None:

@@ -226,6 +226,8 @@ HOLD: dict[str, Callable[[torch.Tensor], object]] = {
     "two arguments": lambda tensor: Pair({"a": torch.ones(1)}, {"a": tensor}),
     "an argument": Own,
     "an array": lambda tensor: tensor.numpy(),
+    "strings of NumPy": lambda tensor: np.array([str(one) for one in tensor.tolist()]),
+    "a random state": lambda tensor: np.random.default_rng(int(tensor[0])),
     "an array of tensors": lambda tensor: np.array([tensor, None], dtype=object),
     "a number of NumPy": lambda tensor: tensor.numpy()[0],
     "a defaultdict": lambda tensor: defaultdict(list, a=[tensor]),
@@ -246,8 +248,19 @@ def test_data_in_objects_is_compared(
 
 
 def test_arrays_of_two_versions_of_numpy_are_of_one_type() -> None:
-    old, new = (_stand_in(f"numpy.{core}.scalar") for core in ("core", "_core"))
+    name = "multiarray._reconstruct"
+    old, new = (_stand_in(f"numpy.{core}.{name}") for core in ("core", "_core"))
     assert new is old
+
+
+def test_arrays_are_compared_as_tensors(tmp_path: Path) -> None:
+    rows = np.arange(6.0).reshape(2, 3)
+    close = rows + np.spacing(rows)
+    of = read_each(tmp_path, rows, np.asfortranarray(rows), rows.T, close, rows[:0])
+    assert compare_states(of[0], of[1]).equal
+    assert not compare_states(of[0], of[2]).equal
+    assert compare_states(of[0], of[3]).max_ulp == 1
+    assert compare_states(of[4], of[4]).equal
 
 
 class OwnDict(dict[str, int]):
