@@ -1,9 +1,9 @@
 """Comparison of one step of two recordings: the first difference, and whether it is
-sure (rounding cannot explain it).
+sure (rounding cannot explain it): :meth:`Comparer._is_sure` decides.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from minitrain.compare import step_causes
@@ -19,6 +19,8 @@ from minitrain.recording.sketches import common, is_finite
 # the largest factor by which rounding grows in a step
 GROWTH = 2.0
 OF = {What.GRADIENTS: "the largest gradient", What.PARAMETERS: "how far it has moved"}
+# the kinds that rounding changes
+ROUNDED = (What.GRADIENTS, What.OWN, What.PARAMETERS)
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,22 @@ class StepCompared:
     end: bool = False
 
 
+@dataclass(frozen=True)
+class Step:
+    """A step with its distances. ``before``: the step compared before it, or None;
+    ``is_next``: no step lies between; ``cause``: of gradients beyond their limits, None
+    if they are within; ``exact``: all bits up to the gradients of this step are equal.
+    """
+
+    place: StepPair
+    before: StepPair | None
+    is_next: bool
+    gradients: Distance
+    parameters: Distance
+    cause: Why | None
+    exact: bool
+
+
 @dataclass
 class Comparer:
     """Comparison of the steps of one optimizer, one after the other.
@@ -50,8 +68,7 @@ class Comparer:
     same_torch: bool
     resumed: Resumed | None = None
     before: StepPair | None = None
-    # the largest share of rounding in the gradients so far, and the one at the recorded
-    # step before
+    # the largest share of rounding in gradients so far, and the share at ``before``
     noise: float = 0.0
     share: float = 0.0
     equal: bool = True
@@ -63,56 +80,66 @@ class Comparer:
         place = place if place.same_size else _averaged(place)
         gradients = distance(place, What.GRADIENTS, self.noise)
         parameters = distance(place, What.PARAMETERS, self.noise)
-        equal = (
-            gradients.equal and parameters.equal and step_causes.rest_is_equal(place)
-        )
-        found = [one for one in self._unlike(place, gradients, parameters) if one]
-        first = next((one for one in found if one.sure), found[0] if found else None)
+        is_next = self.before is None or self.before.step + 1 == place.step
+        exact, cause = self.equal and gradients.equal, None
+        if not gradients.within:
+            cause = cause_in_gradients(place, gradients, is_next or parameters.within)
+            # a twin, which starts one float32 unit away, shows nothing about 16 bits
+            self.twin_tells = self.twin_tells and cause.cause != Cause.LOWER
+        step = Step(place, self.before, is_next, gradients, parameters, cause, exact)
+        first = self._first(step)
+        equal = gradients.equal and parameters.equal
+        equal = equal and step_causes.rest_is_equal(place)
         mark = "=" if equal else "~"
         if first:
-            cause, since = first.why, self.before.step if self.before else None
-            if self.resumed and not self.over:
-                start = self.resumed.starts.get(place.optimizer)
-                is_start = self.before is None and place.step == start
-                cause = cause_of(self.resumed, place, first, is_start)
-            sure = first.sure or cause.sure
-            first = replace(first, why=cause, since=since, sure=sure)
-            mark = "x" if sure or self.over else "?"
+            mark = "x" if first.sure or self.over else "?"
         self.over = self.over or mark == "x"
         self.equal = self.equal and equal
-        self.before = place
-        self.share = gradients.share
+        self.before, self.share = place, gradients.share
         # a distance that only the twin allows may be no rounding
         if gradients.within and not gradients.num_beyond_quick:
             self.noise = max(self.noise, min(gradients.whole, 1.0))
-        step = place.optimizer, place.step
-        return StepCompared(*step, mark, gradients, parameters, first, place.end)
+        at_step = place.optimizer, place.step
+        return StepCompared(*at_step, mark, gradients, parameters, first, place.end)
 
-    def _unlike(
-        self, place: StepPair, gradients: Distance, parameters: Distance
-    ) -> Iterator[Difference | None]:
-        consecutive = self.before is None or self.before.step + 1 == place.step
-        here = consecutive or parameters.within
+    def _first(self, step: Step) -> Difference | None:
+        # the first difference that is sure, or else the first one
+        place, found = step.place, [one for one in self._differences(step) if one]
+        if not found:
+            return None
+        sure = next((one for one in found if self._is_sure(step, one)), None)
+        first = sure or found[0]
+        cause, since = first.why, self.before.step if self.before else None
+        if self.resumed and not self.over:
+            start = self.resumed.starts.get(place.optimizer)
+            is_start = self.before is None and place.step == start
+            cause = cause_of(self.resumed, place, first, is_start)
+        # a twin of A would decide, if it can repeat what A computes
+        twin = self.twin_tells and not place.draws_otherwise and bool(samples(place.a))
+        twin = twin and place.twin is None and not sure and first.what in ROUNDED
+        # what a resume did not restore can be sure where the size of its effect is not
+        is_sure = sure is not None or cause.sure
+        return replace(first, why=cause, since=since, sure=is_sure, twin_decides=twin)
+
+    def _differences(self, step: Step) -> Iterator[Difference | None]:
         # in causal order: each difference explains the ones after it
-        yield self._data(place, gradients, here)
+        place, gradients, parameters = step.place, step.gradients, step.parameters
+        yield _in_data(step)
         rates = step_causes.rates_unlike(place) or step_causes.settings_unlike(place)
         # the rates applied to the steps between, too, so they come before their effects
-        if not consecutive:
+        if not step.is_next:
             yield rates
-        if not gradients.within:
-            yield self._gradients(place, gradients, here)
-        elif gradients.hides:
-            yield _hidden(place, gradients)
+        if step.cause or gradients.hides:
+            yield _far(place, gradients, step.cause or why(Cause.HIDDEN))
         yield rates
-        exact = self.equal and gradients.equal
         if gradients.within:
-            yield self._parameters(place, parameters, exact)
+            yield _in_parameters(step)
             if parameters.hides:
-                yield _hidden(place, parameters)
-        bits = exact and parameters.equal
-        if place.same_size and (exact or (gradients.within and parameters.within)):
+                yield _far(place, parameters, why(Cause.HIDDEN))
+        bits = step.exact and parameters.equal
+        if place.same_size and (step.exact or (gradients.within and parameters.within)):
             # in a step the buffers come before the parameters
-            yield step_causes.buffers_unlike(place, bits if place.end else exact)
+            yield step_causes.buffers_unlike(place, bits if place.end else step.exact)
         # other versions of torch may store the same state in another form
         if place.same_size and bits and self.same_torch:
             yield step_causes.state_unlike(place)
@@ -121,102 +148,105 @@ class Comparer:
         if self.resumed and gradients.within:
             yield scale_unlike(place)
 
-    def _data(
-        self, place: StepPair, gradients: Distance, here: bool
-    ) -> Difference | None:
-        a, b = samples(place.a), samples(place.b)
-        there = place.complete or (place.same_size and place.a.keys() == place.b.keys())
-        if not (a and b and there) or same_samples(place.a, place.b):
-            return None
-        much = f"{(a & b).total()} of {a.total()} samples are the same"
-        much += f", B has {b.total()}" if a.total() != b.total() else ""
-        unlike = [
-            (x, y)
-            for x, y in place.pairs
-            if samples({0: place.a[x]}) != samples({0: place.b[y]})
-        ]
-        named = place.named(unlike) if place.same_size and unlike else {}
-        if gradients.within:
-            return at(place, What.DATA, why(Cause.PADDED), much, sure=False, **named)
-        # a gradient that combines the other run's micro-batches read the same
-        # samples, and a missing rank may have read the samples that are missing here
-        pattern = cause_in_gradients(place, gradients, here)
-        sure = place.complete and not pattern.same_samples
-        cause = step_causes.cause_in_data(place, self.before)
-        return at(place, What.DATA, cause, much, sure=sure, **named)
-
-    def _gradients(self, place: StepPair, found: Distance, here: bool) -> Difference:
-        # ``here``: the difference begins at this step
-        cause = cause_in_gradients(place, found, here)
-        local = found.own_size and 4 * found.num_beyond_quick <= found.num
-        share = max(found.share, found.gap / found.own_size if local else 0.0)
-        # a twin, which starts one float32 unit away, shows nothing about 16 bits
-        self.twin_tells = self.twin_tells and cause.cause != Cause.LOWER
-        pairs = [(rank, rank) for rank in cause.own] or found.pairs
-        sure = cause.sure or self._beyond_doubt(place, share, self.share)
-        return self._measured(place, found, cause, pairs, sure)
-
-    def _parameters(
-        self, place: StepPair, found: Distance, exact: bool
-    ) -> Difference | None:
-        if found.equal:
-            return None
-        # also for a small tensor, whose limits are wide
-        if still := step_causes.still_in_one(place):
-            tensor, side, pairs = still
-            stands = why(Cause.STANDS, tensor=tensor, side=side)
-            more = {"tensor": tensor, **place.named(pairs)}
-            return at(place, found.kind, stands, "moves in one alone", **more)
-        if found.within and self.before is None:
-            return None
-        cause, share = step_causes.drift_of(place, self.before, found)
-        if not found.within:
-            cause = cause or _not_finite(place, found) or why(Cause.OPTIMIZER)
-        if cause is None:
-            return None
+    def _is_sure(self, step: Step, one: Difference) -> bool:
+        # whether rounding cannot explain ``one``, a difference at ``step``
+        place, found, limits = step.place, step.gradients, step.place.limits
+        if one.what == What.DATA:
+            # a gradient that combines the other run's micro-batches read the same
+            # samples, and a missing rank may have read the samples that are missing
+            return place.complete and bool(step.cause and not step.cause.same_samples)
+        # only the twin's limit allows the distance, and is too wide to exclude a fault
+        if one.why.cause == Cause.HIDDEN:
+            return False
+        # step_causes.py judges buffers, and the other kinds are not rounded
+        if one.why.sure or one.what not in ROUNDED:
+            return one.sure
         # steps from equal gradients differ by a unit or two
-        sure = cause.sure or exact
-        sure = sure or self._beyond_doubt(
-            place, share, 0.0, adaptive=not place.trajectory.linear
-        )
-        return self._measured(place, found, cause, found.pairs, sure)
-
-    def _measured(
-        self,
-        place: StepPair,
-        found: Distance,
-        cause: Why,
-        pairs: Sequence[tuple[int, int]],
-        sure: bool,
-    ) -> Difference:
-        # a twin of A would decide, if it can repeat what A computes
-        can_tell = self.twin_tells and not place.draws_otherwise and not sure
-        return at(
-            place,
-            What.OWN if cause.own else found.kind,
-            cause,
-            _much(found),
-            tensor=found.tensor,
-            sure=sure,
-            twin_decides=can_tell and bool(samples(place.a)) and place.twin is None,
-            **place.named(pairs),
-        )
-
-    def _beyond_doubt(
-        self, place: StepPair, share: float, before: float, adaptive: bool = False
-    ) -> bool:
-        # whether rounding cannot have grown from ``before`` to ``share``
+        if step.exact:
+            return True
         if place.draws_otherwise:
             return False
         # a twin with infinities or NaNs shows nothing
         twin = place.twin["gradients"].values() if place.twin else ()
         if place.twin and self.twin_tells and all(map(is_finite, twin)):
             return True
-        steps = place.step - (-1 if self.before is None else self.before.step)
-        limits = place.limits
+        share, before, coarse = found.share, self.share, limits.coarse
+        if one.what == What.PARAMETERS:
+            _, share = step_causes.drift_of(place, step.before, step.parameters)
+            before = 0.0
+            coarse = coarse if place.trajectory.linear else limits.coarse_adaptive
+        elif found.own_size and 4 * found.num_beyond_quick <= found.num:
+            share = max(share, found.gap / found.own_size)
+        steps = place.step - (-1 if step.before is None else step.before.step)
         grown = max(before, limits.unit) * GROWTH ** min(steps, 64)
-        coarse = limits.coarse_adaptive if adaptive else limits.coarse
         return not share <= max(coarse, grown)
+
+
+def _in_data(step: Step) -> Difference | None:
+    place = step.place
+    a, b = samples(place.a), samples(place.b)
+    there = place.complete or (place.same_size and place.a.keys() == place.b.keys())
+    if not (a and b and there) or same_samples(place.a, place.b):
+        return None
+    much = f"{(a & b).total()} of {a.total()} samples are the same"
+    much += f", B has {b.total()}" if a.total() != b.total() else ""
+    unlike = [
+        (x, y)
+        for x, y in place.pairs
+        if samples({0: place.a[x]}) != samples({0: place.b[y]})
+    ]
+    named = place.named(unlike) if place.same_size and unlike else {}
+    cause = why(Cause.PADDED)
+    if not step.gradients.within:
+        cause = step_causes.cause_in_data(place, step.before)
+    return at(place, What.DATA, cause, much, **named)
+
+
+def _in_parameters(step: Step) -> Difference | None:
+    place, found = step.place, step.parameters
+    if found.equal:
+        return None
+    # also for a small tensor, whose limits are wide
+    if still := step_causes.still_in_one(place):
+        tensor, side, pairs = still
+        stands = why(Cause.STANDS, tensor=tensor, side=side)
+        more = {"tensor": tensor, **place.named(pairs)}
+        return at(place, found.kind, stands, "moves in one alone", **more)
+    if found.within and step.before is None:
+        return None
+    cause, _ = step_causes.drift_of(place, step.before, found)
+    if not found.within:
+        cause = cause or _not_finite(place, found) or why(Cause.OPTIMIZER)
+    return _far(place, found, cause) if cause else None
+
+
+def _far(place: StepPair, found: Distance, cause: Why) -> Difference:
+    pairs = [(rank, rank) for rank in cause.own] or found.pairs
+    is_hidden = cause.cause == Cause.HIDDEN
+    more = {"onwards": True} if is_hidden else place.named(pairs)
+    what = What.OWN if cause.own else found.kind
+    return at(place, what, cause, _much(found), tensor=found.tensor, **more)
+
+
+def _much(found: Distance) -> str:
+    size = found.size if found.kind == What.GRADIENTS else found.own_size
+    gap = f"{found.gap:.3g} apart"
+    if math.isinf(found.gap):
+        gap = "not in both, or not finite"
+    elif size > 0:
+        allowed = f"allowed {found.allowed / size:.2g}"
+        gap = f"about {found.gap / size:.2g} of {OF[found.kind]} apart, {allowed}"
+    if found.num_beyond > 1:
+        gap += f", and {found.num_beyond - 1} more of {found.num} tensors"
+    return gap
+
+
+def _not_finite(place: StepPair, found: Distance) -> Why | None:
+    for side, rows, rank in zip("AB", (place.a, place.b), found.pairs[0], strict=True):
+        entry = rows[rank]["parameters"].get(found.tensor)
+        if entry and not is_finite(entry):
+            return why(Cause.NOT_FINITE, side=side)
+    return None
 
 
 def _averaged(place: StepPair) -> StepPair:
@@ -246,31 +276,3 @@ def _with_means(rows: RowsByRank, world_size: int, other: Row) -> RowsByRank:
     return {
         r: {**row, "gradients": row["gradients"] | means} for r, row in rows.items()
     }
-
-
-def _hidden(place: StepPair, found: Distance) -> Difference:
-    # only the twin's limit allows this distance, and it is too wide to exclude a fault
-    more = {"tensor": found.tensor, "sure": False, "onwards": True}
-    return at(place, found.kind, why(Cause.HIDDEN), _much(found), **more)
-
-
-def _much(found: Distance) -> str:
-    size = found.size if found.kind == What.GRADIENTS else found.own_size
-    gap = f"{found.gap:.3g} apart"
-    if math.isinf(found.gap):
-        gap = "not in both, or not finite"
-    elif size > 0:
-        allowed = f"allowed {found.allowed / size:.2g}"
-        gap = f"about {found.gap / size:.2g} of {OF[found.kind]} apart, {allowed}"
-    if found.num_beyond > 1:
-        gap += f", and {found.num_beyond - 1} more of {found.num} tensors"
-    return gap
-
-
-def _not_finite(place: StepPair, found: Distance) -> Why | None:
-    sides = zip("AB", (place.a, place.b), found.pairs[0], strict=True)
-    for side, rows, rank in sides:
-        entry = rows[rank]["parameters"].get(found.tensor)
-        if entry and not is_finite(entry):
-            return why(Cause.NOT_FINITE, side=side)
-    return None
