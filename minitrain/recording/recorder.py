@@ -19,7 +19,7 @@ from torch.utils.hooks import RemovableHandle
 from minitrain.core.errors import EvidenceError, UserError
 from minitrain.core.printable import note as print_note
 from minitrain.recording import hooks, rows
-from minitrain.recording.alarm import Alarm
+from minitrain.recording.alarm import Alarm, position_of
 from minitrain.recording.clock import RecordingClock, path_of_times
 from minitrain.recording.format import (
     Row,
@@ -32,7 +32,6 @@ from minitrain.recording.format import (
 from minitrain.recording.modules import ModuleCalls
 from minitrain.recording.optimizers import Optimizers, Stepped, spacing, unwrapped
 from minitrain.recording.rank_exchange import RankExchange
-from minitrain.recording.rules import position_of
 from minitrain.recording.stalls import StallWatch
 
 ON_ALARM = ("print", "raise")
