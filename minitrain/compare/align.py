@@ -32,9 +32,7 @@ def ratio(gap: float, size: float) -> float:
 
 
 def samples(rows: RowsByRank, kind: str = "inputs") -> Counter[str]:
-    """Count the samples that the ranks of ``rows`` read in one step, by digest (hash);
-    ``kind``: "inputs" (with labels) or "unlabelled" (inputs without labels).
-    """
+    """Count the samples of a step by digest: of "inputs", or inputs without labels."""
     batches = (batch for row in rows.values() for batch in row.get(kind, ()))
     return Counter(digest for batch in batches for digest in batch)
 

@@ -27,7 +27,7 @@ from minitrain.recording.sketches import combination
 
 Tensors = Mapping[str, Tensor]
 State = Mapping[str, Tensors]
-# returns the cause from the step, the kind of thing and the ranks that differ
+# gets the step, the kind of thing and the ranks that differ
 Explain = Callable[[int, What, list[int]], Why]
 RUN = "the run"
 
@@ -38,8 +38,7 @@ class Values:
 
     Each has ``before`` (parameters), ``gradients`` and ``after`` (parameters); the
     replay also ``own``: a gradient for each rank; their sum is the right gradient.
-    ``shares``: each rank's share of the targets. ``replay`` may be rank 0 of a second
-    run, which has no ``own``.
+    ``shares``: of each rank in the targets. A second run in its place has no ``own``.
     """
 
     ranks: Sequence[Mapping[str, Any]]

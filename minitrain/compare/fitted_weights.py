@@ -48,9 +48,7 @@ def multiple(factor: float, world_size: int, close: float = CLOSE) -> Cause | No
 
 
 def scaled(factor: float, cause: Cause | None = None, **facts: Any) -> Why:
-    """Return the Why for gradients that are all ``factor`` times as large: ``cause``,
-    or by default SCALED; ``facts``: more facts of the cause, such as ``side``.
-    """
+    """Return why gradients are ``factor`` times as large: ``cause``, with ``facts``."""
     facts = {"factor": factor, "of": "as large"} | facts
     return why(cause or Cause.SCALED, **facts)
 

@@ -222,9 +222,7 @@ def _checkpointing() -> set[str]:
 
 
 def is_within_itself(module: nn.Module) -> bool:
-    """Return true if a forward pass of ``module`` runs within another pass of it, as
-    when Lightning makes the training step the pass of a wrapped module.
-    """
+    """Return true if a pass of ``module`` runs within another, as in Lightning."""
     passes = (
         frame.f_locals.get("self") is module
         for frame in _callers()

@@ -48,9 +48,7 @@ LEADS = {"gradients", "learning rates", "optimizer settings"}
 
 
 def alarms_of(rows: Rows, before: Rows | None) -> list[Alarm]:
-    """Return the findings of all rules at one step, or one if ranks are at different
-    steps. ``before``: as for a rule.
-    """
+    """Return the findings of all rules at a step; of ranks at different steps, one."""
     places = [position_of(row) for row in rows]
     if ranks := unlike(places):
         step = max(int(row.get("step", 0)) for row in rows)
