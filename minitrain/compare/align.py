@@ -32,9 +32,7 @@ def ratio(gap: float, size: float) -> float:
 
 
 def samples(rows: RowsByRank, kind: str = "inputs") -> Counter[str]:
-    """Count the samples that the ranks of ``rows`` read in one step, by digest (hash);
-    ``kind``: "inputs" (with labels) or "unlabelled" (inputs without labels).
-    """
+    """Count the samples of a step by digest: of "inputs", or inputs without labels."""
     batches = (batch for row in rows.values() for batch in row.get(kind, ()))
     return Counter(digest for batch in batches for digest in batch)
 
@@ -163,9 +161,7 @@ class StepPair(RankPairs):
 
     @property
     def draws_otherwise(self) -> bool:
-        """Return whether forward passes draw random numbers (dropout) that cannot be
-        the same, because the world sizes differ.
-        """
+        """Return whether dropout draws other numbers, as the world sizes differ."""
         rows = (*self.a.values(), *self.b.values())
         return not self.same_size and any(row["draws"] for row in rows)
 
@@ -176,9 +172,7 @@ def header(recording: Recording) -> Row:
 
 
 def rows_at(recording: Recording, key: tuple[int, int]) -> dict[int, Row]:
-    """Return the rows for ``key``, an (optimizer index, step), by rank; a rank that did
-    not record this step is left out.
-    """
+    """Return the rows for ``key``, (optimizer, step), by rank; not all may have one."""
     ranks = sorted(recording.ranks.items())
     return {rank: one.steps[key] for rank, one in ranks if key in one.steps}
 
@@ -231,8 +225,7 @@ def _end(
 def _rows_at_end(
     recording: Recording, rows: RowsByRank, place: StepPair
 ) -> dict[int, Row]:
-    # the last row of each rank that has an end, with the parameters and buffers of the
-    # end
+    # the last row of each rank that has an end, with what the rank holds at the end
     found: dict[int, Row] = {}
     for rank, row in rows.items():
         end = recording.ranks[rank].end or {}

@@ -27,7 +27,7 @@ from minitrain.recording.sketches import combination
 
 Tensors = Mapping[str, Tensor]
 State = Mapping[str, Tensors]
-# returns the cause from the step, the kind of thing and the ranks that differ
+# gets the step, the kind of thing and the ranks that differ
 Explain = Callable[[int, What, list[int]], Why]
 RUN = "the run"
 
@@ -38,8 +38,7 @@ class Values:
 
     Each has ``before`` (parameters), ``gradients`` and ``after`` (parameters); the
     replay also ``own``: a gradient for each rank; their sum is the right gradient.
-    ``shares``: each rank's share of the targets. ``replay`` may be rank 0 of a second
-    run, which has no ``own``.
+    ``shares``: of each rank in the targets. A second run in its place has no ``own``.
     """
 
     ranks: Sequence[Mapping[str, Any]]
@@ -111,7 +110,7 @@ def cause_of(
     if what == What.BUFFERS:
         return cause_in_buffers(ranks, len(values.ranks))
     if what == What.GRADIENTS:
-        return cause_in_run_gradients(ranks, values, sides)
+        return _of_gradients(ranks, values, sides)
     ours, theirs = values.ranks[ranks[0]], values.replay
     return cause_in_step(ours, theirs, len(values.ranks), sides[0])
 
@@ -144,12 +143,9 @@ def cause_in_step(
     return by_size or why(Cause.STEPS, side=side, factor=factor)
 
 
-def cause_in_run_gradients(
-    ranks: list[int], values: Values, sides: tuple[str, str] = (RUN, "the replay")
-) -> Why:
-    """Return why the synchronized gradients of ``ranks`` are wrong. They are fitted as
-    a weighted sum of the ranks' own gradients; the weights show the cause.
-    """
+def _of_gradients(ranks: list[int], values: Values, sides: tuple[str, str]) -> Why:
+    # fit the synchronized gradients of ``ranks`` by a weighted sum of the ranks' own
+    # gradients; the weights show the cause
     wanted = flat(values.replay["gradients"])
     found = {rank: flat(values.ranks[rank]["gradients"]) for rank in ranks}
     if any(len(gradient) != len(wanted) for gradient in found.values()):
@@ -203,9 +199,8 @@ def _of_factors(
 def _only(rank: int, fit: tuple[list[float], float]) -> bool:
     factors, rest = fit
     others = [abs(factor) for r, factor in enumerate(factors) if r != rank]
-    return (
-        rest < CLOSE and max(others, default=0.0) < CLOSE and abs(factors[rank]) > CLOSE
-    )
+    is_own = rest < CLOSE < abs(factors[rank])
+    return is_own and max(others, default=0.0) < CLOSE
 
 
 def _low_precision(found: Tensor, right: Tensor, side: str) -> Why:

@@ -1,8 +1,10 @@
 """Distances between the gradients and parameters of two recordings, and their limits.
 
-A distance beyond the quick limit is a fault if it is also beyond ten times the distance
-of the twin (the same run from weights one rounding unit away); without a twin, only if
-rounding cannot grow so far.
+What is measured, by tensor, is the distance of two sketches. A tensor has a quick
+limit: how far rounding alone usually carries it. If there is a twin of A (the same run
+from weights one rounding unit away), its limit is ten times the distance of the twin,
+where that is larger. :func:`distance` decides whether a distance is ``within`` the
+limits, and whether the twin's limit ``hides`` a fault.
 """
 
 import math
@@ -15,7 +17,8 @@ from minitrain.proof.tolerances import TIMES_TWIN
 from minitrain.recording.alarm import Row
 from minitrain.recording.sketches import apart, common, is_finite, norm
 
-Gaps = Mapping[str, float]
+# numbers by name of tensor
+Sizes = Mapping[str, float]
 # Adam divides by the size of the gradient, so elements whose gradient is noise may move
 # anywhere: a share r of noise in the gradients makes about sqrt(r) in the norm of the
 # step. Gradients within the quick limit make at most the second.
@@ -38,7 +41,7 @@ class Distance:
     the same for ``tensor``. ``whole``: the distance of all tensors as a share of their
     size. ``num_beyond``, ``num_beyond_quick``: how many of ``num`` tensors are beyond
     the limit with and without a twin. ``hides``: only the twin's limit allows the
-    distance, and it is so wide that a fault could hide.
+    distance, and it is so wide that a fault could hide; ``tensor`` then has the widest.
     """
 
     kind: What
@@ -67,69 +70,90 @@ class Distance:
         return self.allowed / self.size if self.size > 0 else 0.0
 
 
+@dataclass(frozen=True)
+class _Measured:
+    """The tensors of a ``kind`` at ``place``: ``gaps``, distances by pair of ranks,
+    without pairs of equal bits; ``far``, the largest of each tensor; ``scale``, its
+    norm in A, or how far training moved it; ``of_all``, the same for all together;
+    ``size`` as in Distance.
+    """
+
+    place: StepPair
+    kind: What
+    gaps: Mapping[str, Mapping[Pair, float]]
+    far: Sizes
+    scale: Sizes
+    of_all: float
+    size: float
+
+    def beyond(self, limits: Sizes) -> list[str]:
+        """Return the tensors that are farther apart than their limit, 0 without one."""
+        return [n for n, gap in self.far.items() if gap > limits.get(n, 0.0)]
+
+
 def distance(place: StepPair, kind: What, noise: float) -> Distance:
     """Return the distance of gradients or parameters (``kind``) at ``place``;
     ``noise``: largest relative distance of gradients so far that counts as rounding.
     """
-    gaps = _gaps(place, kind)
-    ours, theirs = (row[kind] for row in place.first)
-    norms = [[norm(entry) for entry in side.values()] for side in (ours, theirs)]
-    if kind == What.GRADIENTS:
-        finite = [[x for x in side if math.isfinite(x)] for side in norms]
-        size = min(max(side, default=0.0) for side in finite)
-        scale = {name: norm(entry) for name, entry in ours.items()}
-    else:
-        scale = place.trajectory.moved(place.first[0])
-        size = math.hypot(*filter(math.isfinite, scale.values()))
-    if not any(gaps.values()):
-        return Distance(kind, True, True, size=size, num=len(ours))
-    far = {name: max(gaps[name].values(), default=0.0) for name in gaps}
-    if kind == What.GRADIENTS:
-        quick: Gaps = dict.fromkeys(gaps, place.limits.gradients * size)
-    else:
-        quick = _quick(place, scale, noise)
-    allowed = quick
-    if place.twin is not None:
-        # the twin shows the effect of noise, so the limits need not
-        least = quick if kind == What.GRADIENTS else _quick(place, scale, None)
-        allowed = _with_twin(place.twin[kind], ours, least, scale)
-    beyond, beyond_quick = _beyond(far, allowed), _beyond(far, quick)
-    adaptive = kind == What.PARAMETERS and not place.trajectory.linear
-    noisy = bool(beyond) and adaptive and place.twin is None
-    noisy = noisy and _is_noise(place, far, beyond, scale, allowed)
-    worst = max(far, key=lambda name: far[name] / (allowed.get(name, 0.0) + 1e-300))
-    hides = False
-    if beyond_quick and not beyond:
-        most = max(beyond_quick, key=lambda name: allowed[name])
-        hides = ratio(allowed[most], size) > HIDES
-        worst = most if hides else worst
-    where = {pair: g for pair, g in gaps[worst].items() if g > allowed.get(worst, 0.0)}
-    pairs = tuple(where or gaps[worst] or place.pairs)
-    # the first pair may not have it, if each rank has optimizers of its own
-    x, y = pairs[0]
-    entry = place.a[x][kind].get(worst) or place.b[y][kind].get(worst)
-    all_far = math.hypot(*far.values())
-    of_all = math.hypot(*norms[0]) if kind == What.GRADIENTS else size
+    found = _measured(place, kind)
+    if not any(found.gaps.values()):
+        num = len(place.first[0][kind])
+        return Distance(kind, True, True, size=found.size, num=num)
+    quick = _quick_limits(found, noise)
+    limits = quick if place.twin is None else _limits_of_twin(found, place.twin[kind])
+    beyond, beyond_quick = found.beyond(limits), found.beyond(quick)
+    is_noise = bool(beyond) and _is_noise(found, beyond, limits)
+    within = is_noise or not beyond
+    # of the tensors that only the twin allows; a fault as large as its limit would pass
+    widest = max(beyond_quick, key=lambda name: limits.get(name, 0.0), default="")
+    hides = not beyond and ratio(limits.get(widest, 0.0), found.size) > HIDES
+    worst = max(found.far, key=lambda n: found.far[n] / (limits.get(n, 0.0) + 1e-300))
+    tensor = widest if hides else worst
+    allowed, all_far = limits.get(tensor, 0.0), math.hypot(*found.far.values())
+    gaps = found.gaps[tensor]
+    pairs = tuple({p: g for p, g in gaps.items() if g > allowed} or gaps or place.pairs)
     return Distance(
         kind=kind,
         equal=False,
-        within=noisy or not beyond,
-        tensor=worst,
+        within=within,
+        tensor=tensor,
         pairs=pairs,
-        gap=all_far if noisy else far[worst],
-        allowed=math.hypot(*allowed.values()) if noisy else allowed.get(worst, 0.0),
-        size=size,
-        own_size=norm(entry) if kind == What.GRADIENTS else scale.get(worst, 0.0),
-        whole=all_far / of_all if of_all > 0 else math.inf,
+        # tensors of noise are judged together, not one by one
+        gap=all_far if is_noise else found.far[tensor],
+        allowed=math.hypot(*limits.values()) if is_noise else allowed,
+        size=found.size,
+        own_size=_own_size(found, tensor, pairs[0]),
+        whole=all_far / found.of_all if found.of_all > 0 else math.inf,
         num_beyond=len(beyond),
         num_beyond_quick=len(beyond_quick),
-        num=len(gaps),
+        num=len(found.gaps),
         hides=hides,
     )
 
 
+def _measured(place: StepPair, kind: What) -> _Measured:
+    gaps = _gaps(place, kind)
+    far = {name: max(of.values(), default=0.0) for name, of in gaps.items()}
+    if kind == What.PARAMETERS:
+        scale = place.trajectory.moved(place.first[0])
+        of_all = size = math.hypot(*filter(math.isfinite, scale.values()))
+    else:
+        sides = [{n: norm(one) for n, one in row[kind].items()} for row in place.first]
+        finite = (filter(math.isfinite, side.values()) for side in sides)
+        size = min(max(side, default=0.0) for side in finite)
+        scale, of_all = sides[0], math.hypot(*sides[0].values())
+    return _Measured(place, kind, gaps, far, scale, of_all, size)
+
+
+def _own_size(found: _Measured, tensor: str, pair: Pair) -> float:
+    if found.kind == What.PARAMETERS:
+        return found.scale.get(tensor, 0.0)
+    # the first pair may not have it, if each rank has optimizers of its own
+    ours, theirs = found.place.a[pair[0]], found.place.b[pair[1]]
+    return norm(ours[found.kind].get(tensor) or theirs[found.kind].get(tensor))
+
+
 def _gaps(place: StepPair, kind: What) -> dict[str, dict[Pair, float]]:
-    # by tensor and pair of ranks; none for equal bits
     found: dict[str, dict[Pair, float]] = {}
     for pair in place.pairs:
         ours, theirs = place.a[pair[0]][kind], place.b[pair[1]][kind]
@@ -144,48 +168,52 @@ def _gaps(place: StepPair, kind: What) -> dict[str, dict[Pair, float]]:
     return found
 
 
-def _quick(place: StepPair, scale: Gaps, noise: float | None) -> Gaps:
-    share, unit = place.limits.linear, place.limits.unit
+def _quick_limits(found: _Measured, noise: float | None) -> Sizes:
+    # ``noise`` as in distance(), None not to allow for its effect on a step of Adam
+    place = found.place
+    if found.kind == What.GRADIENTS:
+        return dict.fromkeys(found.gaps, place.limits.gradients * found.size)
+    share = place.limits.linear
     if not place.trajectory.linear and noise is not None:
-        root = ADAPTIVE_TIMES_ROOT * math.sqrt(max(noise, unit))
+        root = ADAPTIVE_TIMES_ROOT * math.sqrt(max(noise, place.limits.unit))
         share = max(share, min(root, ADAPTIVE_SHARE))
     # rounding of each step is a random walk of units in the last place
-    steps, held = math.sqrt(place.step + 1), place.first[0]["parameters"]
+    steps, held = math.sqrt(place.step + 1), place.first[0][found.kind]
     limits = {
         name: steps * place.trajectory.eps.get(name, 0.0) * norm(held[name])
         + share * moved
-        for name, moved in scale.items()
+        for name, moved in found.scale.items()
     }
     # nothing is within a limit that is not finite
     return {n: limit if math.isfinite(limit) else 0.0 for n, limit in limits.items()}
 
 
-def _with_twin(twin: Row, ours: Row, quick: Gaps, scale: Gaps) -> Gaps:
-    # Ten times the distance of the twin. A small tensor of the twin may be near by
-    # chance, so the limit is at least the share of the whole model.
+def _limits_of_twin(found: _Measured, twin: Row) -> Sizes:
+    # a small tensor of the twin may be near by chance, so each counts as at least as
+    # far as the whole model, as a share; the twin itself shows the effect of noise
+    ours, scale = found.place.first[0][found.kind], found.scale
     names = [n for n in common(ours, twin) if is_finite(ours[n]) and is_finite(twin[n])]
     far = {n: apart(ours[n], twin[n]) for n in names}
     size = math.hypot(*(scale.get(n, 0.0) for n in names))
     share = math.hypot(*far.values()) / size if size else 0.0
     allowed = {n: TIMES_TWIN * max(far[n], share * scale.get(n, 0.0)) for n in names}
+    quick = _quick_limits(found, noise=None)
     return {n: max(limit, allowed.get(n, 0.0)) for n, limit in quick.items()}
 
 
-def _beyond(far: Gaps, limits: Gaps) -> list[str]:
-    return [n for n, gap in far.items() if gap > limits.get(n, 0.0)]
-
-
-def _is_noise(
-    place: StepPair, far: Gaps, beyond: Sequence[str], scale: Gaps, allowed: Gaps
-) -> bool:
+def _is_noise(found: _Measured, beyond: Sequence[str], limits: Sizes) -> bool:
     # whether all tensors beyond their limits have gradients of noise, or partly so, and
-    # hardly count in the distance of the model
+    # hardly count in the distance of the model; only Adam carries noise so far
+    place, far = found.place, found.far
+    is_adaptive = found.kind == What.PARAMETERS and not place.trajectory.linear
+    if not is_adaptive or place.twin is not None:
+        return False
     gradients = place.first[0]["gradients"]
     norms = {name: norm(entry) for name, entry in gradients.items()}
     least = place.limits.gradients * max(norms.values(), default=0.0)
     for name in beyond:
-        noise = norms.get(name, math.inf) <= least
-        most = NOISE_AT_MOST if noise else PART_AT_MOST
-        if not far[name] <= most * scale.get(name, 0.0) < math.inf:
+        is_all_noise = norms.get(name, math.inf) <= least
+        most = NOISE_AT_MOST if is_all_noise else PART_AT_MOST
+        if not far[name] <= most * found.scale.get(name, 0.0) < math.inf:
             return False
-    return math.hypot(*far.values()) <= math.hypot(*allowed.values())
+    return math.hypot(*far.values()) <= math.hypot(*limits.values())

@@ -48,9 +48,7 @@ def multiple(factor: float, world_size: int, close: float = CLOSE) -> Cause | No
 
 
 def scaled(factor: float, cause: Cause | None = None, **facts: Any) -> Why:
-    """Return the Why for gradients that are all ``factor`` times as large: ``cause``,
-    or by default SCALED; ``facts``: more facts of the cause, such as ``side``.
-    """
+    """Return why gradients are ``factor`` times as large: ``cause``, with ``facts``."""
     facts = {"factor": factor, "of": "as large"} | facts
     return why(cause or Cause.SCALED, **facts)
 
@@ -85,9 +83,9 @@ def cause_in_factors(
     all terms have the same weight and should not. (diagnosis.py uses it for runs.)
     """
     side, other = sides
-    if _evenness(right) <= CLOSE_FACTORS or _are_alike(
-        [factor / wanted for factor, wanted in zip(factors, right, strict=True)]
-    ):
+    if min(map(abs, right)) / max(map(abs, right)) <= CLOSE_FACTORS:
+        return None
+    if _are_alike([x / wanted for x, wanted in zip(factors, right, strict=True)]):
         return None
     if _are_alike(factors):
         return why(means, side=side) if _adds_up(factors, right) else None
@@ -97,16 +95,10 @@ def cause_in_factors(
 
 
 def missing_in(factors: Sequence[float], right: Sequence[float]) -> list[int]:
-    """Return the indices of the terms that are missing in a sum: their factors are
-    about zero, and the ``right`` ones are not.
-    """
+    """Return the indices of terms with a factor of about zero, but not in ``right``."""
     least = [CLOSE_FACTORS * max(map(abs, one)) for one in (factors, right)]
     pairs = enumerate(zip(factors, right, strict=True))
     return [r for r, (x, y) in pairs if abs(x) <= least[0] and abs(y) > least[1]]
-
-
-def _evenness(factors: Sequence[float]) -> float:
-    return min(map(abs, factors)) / max(map(abs, factors))
 
 
 def _are_alike(factors: Sequence[float]) -> bool:
@@ -126,9 +118,7 @@ def _adds_up(factors: Sequence[float], right: Sequence[float]) -> bool:
 
 
 def factor_of_mean(rows: RowsByRank, world_size: int) -> float | None:
-    """Return the gradient as a multiple of the mean of the ranks' own gradients, or
-    None if it is no multiple of it, or they are not recorded.
-    """
+    """Return the gradient as a multiple of the mean of the ranks' own, or None."""
     ranks = [rows[rank] for rank in sorted(rows)]
     together = sketches(ranks, comparable(ranks)) if len(ranks) == world_size else None
     if together is None:

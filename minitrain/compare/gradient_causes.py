@@ -5,7 +5,6 @@ micro-batches are in fitted_weights.py.
 """
 
 from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 
@@ -49,11 +48,11 @@ def cause_in_gradients(place: StepPair, found: Distance, agreed_before: bool) ->
     if place.draws_otherwise:
         return why(Cause.DRAWN)
     own = compare_own(place) if place.same_size and agreed_before else None
-    if own and own.ranks:
+    if own and own.own:
         weighted = cause_in_weights(place, found, names)
         # wrong weights, if they are applied to the loss, change own gradients as well
         means = (Cause.MEANS, Cause.MEANS_OF_PASSES)
-        return weighted if weighted and weighted.cause in means else own.why
+        return weighted if weighted and weighted.cause in means else own
     whole = fit(theirs, [ours])
     if whole and is_multiple(whole, LOW_PRECISION[1]):
         return replace(_by_factor(whole[0][0], place), same_samples=True)
@@ -111,16 +110,9 @@ def _by_distance(place: StepPair, found: Distance, own_alike: bool) -> Why:
     return UNKNOWN
 
 
-class OwnGradients(NamedTuple):
-    """The ``ranks`` whose own gradients differ, from before the reduction, and why."""
-
-    ranks: tuple[int, ...]
-    why: Why
-
-
-def compare_own(place: StepPair) -> OwnGradients | None:
-    """Compare the ranks' own gradients. Return None if they are not comparable: not
-    recorded, or a rank reads other samples.
+def compare_own(place: StepPair) -> Why | None:
+    """Return why the ranks' own gradients, from before the reduction, differ; UNKNOWN
+    if they do not, None if they are not recorded, or of other samples.
     """
     unlike, factors, size = [], [], 0.0
     for rank, _ in place.pairs:
@@ -138,7 +130,7 @@ def compare_own(place: StepPair) -> OwnGradients | None:
             unlike.append(rank)
             factors.append(fit(theirs, [ours]))
     if not unlike:
-        return OwnGradients((), UNKNOWN)
+        return UNKNOWN
     cause = why(Cause.PASS)
     drawn = [r for r in unlike if drawn_otherwise(place.a[r], place.b[r])]
     if drawn:
@@ -151,13 +143,11 @@ def compare_own(place: StepPair) -> OwnGradients | None:
         elif gap <= LOW_PRECISION[1]:
             is_small = gap < LOW_PRECISION[0]
             cause = why(Cause.ROUNDING if is_small else Cause.LOWER)
-    return OwnGradients(tuple(unlike), replace(cause, own=tuple(unlike)))
+    return replace(cause, own=tuple(unlike))
 
 
 def drawn_otherwise(a: Row, b: Row) -> bool:
-    """Return whether the forward passes of a step draw random numbers (dropout), and
-    the generators were in different states in ``a`` and ``b``.
-    """
+    """Return whether passes draw random numbers (dropout) from unlike states."""
     return bool((a["draws"] or b["draws"]) and a["random"] != b["random"])
 
 

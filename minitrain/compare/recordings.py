@@ -19,7 +19,7 @@ from minitrain.compare.resume import Resumed, resumed_in
 from minitrain.core.errors import UserError
 from minitrain.core.progress import progress
 from minitrain.recording.format import read_recording
-from minitrain.recording.rules import alarms_in
+from minitrain.recording.judge import alarms_in
 
 RecordingsVerdict = Literal[
     "equal bits", "same computation within rounding", "undecided", "different"

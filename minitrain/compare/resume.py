@@ -202,10 +202,10 @@ def scale_unlike(place: StepPair) -> Difference | None:
     the gradients after unscaling agree.
     """
     own = compare_own(place) if place.same_size else None
-    if own is None or own.why.cause != Cause.OWN_SCALED:
+    if own is None or own.cause != Cause.OWN_SCALED:
         return None
-    much = f"{own.why.facts['factor']:.6g} times as large before they are unscaled"
-    named = place.named([(rank, rank) for rank in own.ranks])
+    much = f"{own.facts['factor']:.6g} times as large before they are unscaled"
+    named = place.named([(rank, rank) for rank in own.own])
     return at(place, What.OWN, why(Cause.SCALER_LOST), much, **named)
 
 

@@ -26,8 +26,7 @@ from minitrain.recording.sketches import combination
 Tensors = Mapping[str, Tensor]
 GRADIENTS, FIRST_STEPS = "gradients of step 0", "first two steps"
 EARLY, FINAL = "state after step 2", "final state"
-# absolute tolerance of AdamW's state at a learning rate of 3e-4: the default of
-# equivalence.atol
+# tolerance of AdamW's state at a learning rate of 3e-4, as of equivalence.atol
 ATOL = 1e-5
 
 
@@ -64,9 +63,7 @@ def rungs_between(
 
 
 def is_coarse(a: Tensors, b: Tensors, step: int) -> bool:
-    """Return whether rounding to 16 bits may explain the distance of the gradients of
-    ``step``; False if their numbers of elements differ.
-    """
+    """Return whether rounding to 16 bits may explain how far gradients are apart."""
     x, y = (flat(sampled_at(f"{step}/gradients/", one)).double() for one in (a, b))
     return len(x) == len(y) and bool((x - y).norm() <= FLOAT32.coarse * y.norm())
 
@@ -104,7 +101,8 @@ def _first_steps(a: Tensors, b: Tensors) -> Rung:
             share = share + UNITS * (off / size).nan_to_num(0.0) + GRADIENT_SHARE
             sums[name] = off, size, share
             moved, gap = (x - start).abs().maximum((y - start).abs()), (x - y).abs()
-            allowed = 2 * UNITS * _eps(tensor) * y.abs() + _size(moved) * share
+            eps = torch.finfo(tensor.dtype).eps if tensor.is_floating_point() else 0.0
+            allowed = 2 * UNITS * eps * y.abs() + _size(moved) * share
             beyond = _size((gap / allowed.clamp_min(1e-300)).nan_to_num(torch.inf))
             apart = max(apart, _size(gap))
             worst = max(worst, (beyond, f", step {step}, tensor {name}"))
@@ -138,7 +136,3 @@ def sampled_at(prefix: str, sampled: Tensors) -> dict[str, Tensor]:
 
 def _size(tensor: Tensor) -> float:
     return float(tensor.max()) if tensor.numel() else 0.0
-
-
-def _eps(tensor: Tensor) -> float:
-    return torch.finfo(tensor.dtype).eps if tensor.is_floating_point() else 0.0

@@ -29,17 +29,13 @@ UNITS = 64
 
 
 def at(place: StepPair, what: What, cause: Why, much: str, **more: Any) -> Difference:
-    """Return a Difference at the step of ``place``; ``much``: its size as text,
-    ``more``: other fields of the Difference.
-    """
+    """Return a Difference at ``place``; ``much``: its size; ``more``: other fields."""
     more |= {"optimizer": place.optimizer, "end": place.end}
     return Difference(place.step, what, cause, much, **more)
 
 
 def cause_in_data(place: StepPair, before: StepPair | None) -> Why:
-    """Return why the samples of a step differ; ``before`` is the previous recorded
-    step, or None. (For runs: diagnosis.cause_in_run_data.)
-    """
+    """Return why samples differ; ``before``: the recorded step before, or None."""
     a, b = samples(place.a), samples(place.b)
     inputs = [samples(rows, "unlabelled") for rows in (place.a, place.b)]
     if inputs[0] and inputs[0] == inputs[1]:
@@ -198,10 +194,8 @@ def _must_move(place: StepPair, row: Row, name: str) -> bool:
 
 
 def state_unlike(place: StepPair) -> Difference | None:
-    """Return the difference in the first parameter whose optimizer state has different
-    bits, or None; a sharded state is compared shard by shard.
-    """
-    of_a, of_b = (state_held(rows) for rows in (place.a, place.b))
+    """Return the first difference in bits of the optimizer's state, or None."""
+    of_a, of_b = (_state_held(rows) for rows in (place.a, place.b))
     for name in {**of_a, **of_b}:
         a, b = of_a.get(name, {}), of_b.get(name, {})
         # if no rank holds it in both runs, compare the first ranks that hold it
@@ -216,8 +210,8 @@ def state_unlike(place: StepPair) -> Difference | None:
     return None
 
 
-def state_held(rows: RowsByRank) -> dict[str, dict[int, str]]:
-    """Return hashes of the optimizer's state (momentum, ...) by parameter and rank."""
+def _state_held(rows: RowsByRank) -> dict[str, dict[int, str]]:
+    # hashes of the optimizer's state (momentum, ...) by parameter and rank
     found: dict[str, dict[int, str]] = {}
     for rank, row in rows.items():
         for name, digest in row["moments"].items():
@@ -270,10 +264,11 @@ def buffers_unlike(place: StepPair, exact: bool) -> Difference | None:
     much = f"about {share:.2g} of its size apart"
     if math.isinf(share):
         much = "other numbers" if finite == {True} else "not in both, or not finite"
-    cause = cause_in_buffers(ranks, place.world_sizes[0]) if exact else None
+    cause = why(Cause.UNREAD)
+    if exact:
+        cause = cause_in_buffers(ranks, place.world_sizes[0])
     more = {"tensor": name, **place.named([(rank, rank) for rank in ranks])}
     sure = exact or len(finite) == 2
-    cause = cause or why(Cause.UNREAD)
     return at(place, What.BUFFERS, cause, much, sure=sure, **more)
 
 

@@ -84,9 +84,7 @@ def note(rows: Rows, rule: str, what: str, cause: str, **rest: Any) -> Alarm:
 
 
 def page_on(row: Row) -> str:
-    """Return the path of the documentation page on a finding, given as a row of a
-    recording; "" for a note, unless its rule is in :data:`TROUBLE`.
-    """
+    """Return the page of docs/ on a finding, given as a row; "" for most notes."""
     if row["kind"] == "note" and row["rule"] not in TROUBLE:
         return ""
     return PAGES.get(row["rule"], RULES_PAGE)
@@ -130,9 +128,7 @@ def against(values: Sequence[Any], ranks: Sequence[int]) -> str:
 
 
 def first_unlike(tables: Sequence[Mapping[str, Hashable]]) -> tuple[str, list[int]]:
-    """Return the first name whose value differs between the ranks' ``tables``, and the
-    ranks that :func:`unlike` returns for it; "" and no ranks if there is none.
-    """
+    """Return the first name with :func:`unlike` values, and their ranks; "" if none."""
     for name in all_names(tables):
         if ranks := unlike([table.get(name) for table in tables]):
             return name, ranks
@@ -142,6 +138,14 @@ def first_unlike(tables: Sequence[Mapping[str, Hashable]]) -> tuple[str, list[in
 def all_names(tables: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the names in any of ``tables``, each once, in order of appearance."""
     return [*dict.fromkeys(name for table in tables for name in table)]
+
+
+def position_of(row: Row) -> str:
+    """Return where in the run a row was made, as text: "step 3", or "the end"."""
+    if row["kind"] != "step":
+        return {"recording": "the start", "end": "the end"}.get(row["kind"], "?")
+    optimizer = row.get("optimizer", 0)
+    return f"step {row['step']}" + (f" of optimizer {optimizer}" if optimizer else "")
 
 
 def hashes(row: Row, what: str) -> dict[str, str]:

@@ -94,11 +94,10 @@ class Backwards:
         self._num_kept = 0
 
     def listen(self, inner: nn.Module) -> None:
-        """Add hooks to parameters that require a gradient and have no hooks yet.
-        Sharded ones are skipped: no rank has their gradients before the reduction.
-        """
+        """Add hooks to parameters that require a gradient and have no hooks yet."""
         for name, parameter in parameters_of(inner).items():
             heard = self._heard.get(id(parameter), lambda: None)() is parameter
+            # no rank has the gradients of sharded ones before their reduction
             trains = parameter.requires_grad and not is_in_parts(parameter)
             if trains and not heard:
                 self._heard[id(parameter)] = weakref.ref(parameter)

@@ -50,9 +50,7 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def path_of_times(folder: Path, rank: int) -> Path:
-    """Return the path of the times of ``rank``, a CSV file: :data:`COLUMNS`, with a row
-    for each step of an optimizer.
-    """
+    """Return the path of the times of ``rank``: a CSV file with :data:`COLUMNS`."""
     return folder / f"times-{rank}.csv"
 
 

@@ -148,9 +148,7 @@ def _adapters(kind: str) -> dict[str, TypeAdapter[Any]]:
 
 
 def fault_of(row: Mapping[str, Any]) -> str | None:
-    """Return a text on the first missing or invalid key of a line; None if all are
-    valid. KeyError for an unknown kind of line.
-    """
+    """Return what is wrong with a line, or None. KeyError for an unknown kind."""
     kind = row["kind"]
     for key, adapter in _adapters(kind).items():
         try:

@@ -60,7 +60,8 @@ def fingerprint(tensor: Tensor) -> dict[str, Any]:
     """Return a dict of ``hash`` (of :func:`digest`), L2 ``norm`` and ``sketch``."""
     dense = gathered(tensor)
     sketched, norm = _sketch_and_norm(dense)
-    return {"hash": _digest(dense), "norm": norm, "sketch": sketched}
+    hashed = blake3(bytes_in(dense)).hexdigest(length=DIGEST_BYTES)
+    return {"hash": hashed, "norm": norm, "sketch": sketched}
 
 
 def stays_sparse(tensor: Tensor) -> bool:
@@ -91,10 +92,6 @@ def bytes_in(dense: Tensor) -> memoryview:
         # several times as fast, which counts for small tensors
         return dense.numpy().reshape(-1).view(np.uint8).data
     return bytes_of(dense)
-
-
-def _digest(dense: Tensor) -> str:
-    return blake3(bytes_in(dense)).hexdigest(length=DIGEST_BYTES)
 
 
 # no warning of an overflow: the infinity is recorded

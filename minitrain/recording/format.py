@@ -21,6 +21,7 @@ from minitrain.core.printable import note
 
 VERSION = 3
 ATTEMPT = re.compile(r"attempt-(0|[1-9]\d*)")
+RANK_FILE = re.compile(r"rank-(0|[1-9]\d*)\.jsonl")
 ADVICE = "name another folder, or remove that one"
 # errors of a damaged line; RecursionError: it is nested too deeply
 OF_DAMAGE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
@@ -67,16 +68,10 @@ def folder_of_attempt(folder: Path, rank: int) -> Path:
     """Return the folder in which ``rank`` records: ``folder``, or its subfolder
     ``attempt-N`` if torchrun may restart failed ranks (``--max-restarts``).
     """
-    most, number, hosts = (
-        int(os.environ.get(name, default))
-        for name, default in (
-            ("TORCHELASTIC_MAX_RESTARTS", 0),
-            ("TORCHELASTIC_RESTART_COUNT", 0),
-            ("GROUP_WORLD_SIZE", 1),
-        )
-    )
-    if most == 0:
+    if int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0)) == 0:
         return folder
+    number = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
+    hosts = int(os.environ.get("GROUP_WORLD_SIZE", 1))
     # each host counts only its own failures
     while hosts > 1 and path_of_rank(folder / f"attempt-{number}", rank).exists():
         number += 1
@@ -111,10 +106,8 @@ def is_recording(path: Path) -> bool:
 
 def ranks_in(folder: Path) -> list[int]:
     """Return the ranks that have a file ``rank-R.jsonl`` in ``folder``, sorted."""
-    names = [
-        re.fullmatch(r"rank-(0|[1-9]\d*)\.jsonl", p.name) for p in folder.iterdir()
-    ]
-    return sorted(int(match[1]) for match in names if match)
+    matches = (RANK_FILE.fullmatch(path.name) for path in folder.iterdir())
+    return sorted(int(match[1]) for match in matches if match)
 
 
 def read_recording(folder: Path) -> Recording:

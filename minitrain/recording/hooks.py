@@ -4,6 +4,7 @@ The hooks are documented ones of torch, draw no random numbers and change nothin
 """
 
 import inspect
+import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,6 +22,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 
 from minitrain.comm.torch_private import import_compiler, parameters_of_ddp
+from minitrain.core.errors import UserError
 
 # as the first optimizer would, but so that it leaves no folder
 import_compiler()
@@ -157,6 +159,28 @@ def is_in_parts(parameter: Tensor) -> bool:
     return hasattr(parameter, "full_tensor")
 
 
+def is_sharded(inner: nn.Module) -> bool:
+    """Return true if some parameters are sharded over the ranks."""
+    return any(map(is_in_parts, inner.parameters()))
+
+
+def require_whole(inner: nn.Module) -> None:
+    """Raise UserError if ``inner`` is sharded in a way that cannot be recorded."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is None:
+        return
+    if any(isinstance(m, fsdp.FullyShardedDataParallel) for m in inner.modules()):
+        raise UserError(
+            "record: model is in FullyShardedDataParallel, whose parameters have no "
+            "names of their own: use fully_shard"
+        )
+    if isinstance(inner, fsdp.FSDPModule) and not is_sharded(inner):
+        raise UserError(
+            "record: fully_shard(model) was called after the recorder's start: call it "
+            "before"
+        )
+
+
 def named_tensors(inner: nn.Module) -> dict[str, Tensor]:
     """Return the current parameters and buffers by name, without wrappers' prefixes."""
     return plain_names(inner, [*inner.named_parameters(), *inner.named_buffers()])
@@ -198,9 +222,7 @@ def _checkpointing() -> set[str]:
 
 
 def is_within_itself(module: nn.Module) -> bool:
-    """Return true if a forward pass of ``module`` runs within another pass of it, as
-    when Lightning makes the training step the pass of a wrapped module.
-    """
+    """Return true if a pass of ``module`` runs within another, as in Lightning."""
     passes = (
         frame.f_locals.get("self") is module
         for frame in _callers()
@@ -244,9 +266,7 @@ def _callers() -> Iterator[FrameType]:
 
 
 def acts_in_training(inner: nn.Module) -> bool:
-    """Return true if ``inner`` has dropout or batch norm in training mode, which would
-    compute something else in evaluation mode.
-    """
+    """Return true if dropout or batch norm of ``inner`` is in training mode."""
     for module in inner.modules():
         # attention and recurrent layers have the share in ``dropout``
         share = getattr(module, "dropout", None)
@@ -259,6 +279,12 @@ def acts_in_training(inner: nn.Module) -> bool:
     return False
 
 
+def fails_without_sync(wrapper: nn.Module | None) -> bool:
+    """Return true for DDP with a static graph in no_sync(): its first pass fails."""
+    is_static = getattr(wrapper, "static_graph", False)
+    return is_static and not getattr(wrapper, "require_backward_grad_sync", True)
+
+
 class Wrappers:
     """The wrappers, such as DDP, that have called the modules ``called`` so far."""
 
@@ -268,9 +294,7 @@ class Wrappers:
         self._seen: list[tuple[weakref.ref[nn.Module], int]] = []
 
     def around(self, module: nn.Module) -> nn.Module | None:
-        """Return the innermost wrapper whose forward pass called ``module``; None if
-        there is none. Call this within a hook of ``module``.
-        """
+        """Return the innermost wrapper whose pass, now running, called ``module``."""
         for frame in _callers():
             code = frame.f_code
             if (code.co_filename, code.co_name) == CALL:

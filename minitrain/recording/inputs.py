@@ -79,8 +79,7 @@ def read(module: nn.Module, args: Any, options: Any) -> dict[str, Any]:
     :func:`sample_digests` (``inputs``, ``beside``, ``unpadded``); ``unlabelled``, the
     first of these without arguments named like labels (empty if there are none);
     ``not_finite``, true if a number is NaN or infinite; ``unread``, the error if the
-    inputs could not be read, else "". Such errors are not raised: unreadable inputs,
-    such as nested tensors, must not end the run.
+    inputs could not be read, else "".
     """
     found: dict[str, Any] = {"inputs": [], "beside": "", "unpadded": [], "unread": ""}
     found |= {"not_finite": False, "unlabelled": []}
@@ -94,7 +93,7 @@ def read(module: nn.Module, args: Any, options: Any) -> dict[str, Any]:
         rest = _without_labels(bound)
         if len([*tensors_of(rest)]) < len([*tensors_of(bound)]):
             found["unlabelled"] = sample_digests(rest)[0]
-    # any error: some kinds of tensors cannot be read
+    # any error: tensors that cannot be read, such as nested ones, must not end the run
     except Exception as error:
         text = " ".join(f"{type(error).__name__}: {error}".split())[:120]
         found["unread"] = "" if found["inputs"] else text

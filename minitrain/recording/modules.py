@@ -21,9 +21,7 @@ NOTHING: Row = {"hash": "", "norm": 0.0, "sketch": [0.0] * BINS}
 
 
 class CallTap(Tap):
-    """Hook that is skipped under torch.compile, where calling it would be a graph
-    break: an error with ``fullgraph=True``.
-    """
+    """A hook that torch.compile skips, for which it would be a graph break."""
 
     def __call__(self, *args: Any) -> None:
         if not torch.compiler.is_compiling():

@@ -173,9 +173,7 @@ def _parts(kept: Any) -> Iterator[bytes | memoryview]:
 
 
 def unwrapped(given: Any) -> list[Optimizer] | None:
-    """Return the torch optimizers in ``given``, one or a sequence, without wrappers
-    such as Accelerate's; None for None. UserError for other objects.
-    """
+    """Return the torch optimizers in ``given``, without wrappers; None for None."""
     if given is None:
         return None
     found = [*given] if isinstance(given, Sequence) else [given]
@@ -226,9 +224,7 @@ class Optimizers:
         self._within.clear()
 
     def know(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Add ``parameters`` to the model's known ones. Earlier ones stay known: an
-        optimizer that still holds replaced parameters is reported.
-        """
+        """Add the model's parameters. Ones that were replaced by them stay known."""
         self._known |= {id(p): weakref.ref(p) for p in parameters}
 
     def are_due(self, every: int) -> bool:

@@ -23,9 +23,9 @@ import torch.distributed as dist
 from minitrain.comm.torch_private import HashStore, PrefixStore, Store
 from minitrain.core.errors import EvidenceError
 from minitrain.core.printable import note as print_note
-from minitrain.recording.alarm import Alarm, against, page_on, unlike
+from minitrain.recording.alarm import Alarm, against, page_on, position_of, unlike
 from minitrain.recording.format import Row, line_of
-from minitrain.recording.rules import Judge, position_of
+from minitrain.recording.judge import Judge
 
 # Keys in the store, by rank R, and number N of the meeting or row:
 #   at R            [N, place]: the last meeting to which R came. Read to decide
@@ -96,9 +96,7 @@ class Meetings:
         return decided
 
     def leave(self) -> None:
-        """Take part in no more barriers: at the next one, the other ranks get an alarm
-        that this rank has gone. Calling it twice is harmless.
-        """
+        """Take part in no more barriers: the others get an alarm at their next one."""
         what = f"at the end, while the others go on{ENDS_HERE}"
         gone = Alarm("ranks", self._step, what, ranks=[self.rank])
         with suppress(RuntimeError):
@@ -244,9 +242,7 @@ class RankExchange:
         return Alarm("ranks", self._step, what, ranks=ranks)
 
     def _judge_or_read(self, found: list[Alarm], waits: bool) -> bool:
-        """Handle the rows that are complete, and add new findings to ``found``. Return
-        true if there is nothing left to wait for.
-        """
+        # handle complete rows, add findings to ``found``; true if nothing is awaited
         handle = self._read_findings if self._rank else self._judge_rows
         while self._sent:
             number, row, _ = self._sent[0]
@@ -307,10 +303,8 @@ class RankExchange:
             behind = [n for n, one in enumerate(rows) if not self._store.check([one])]
             # rows that were judged have been deleted
             if behind and not self._store.check([f"judged {number}"]):
-                what = (
-                    f"did not come to {position_of(row)} within {self.timeout_s:g} s; "
-                )
-                what += f"last heard of: {heard}"
+                what = f"did not come to {position_of(row)} within {self.timeout_s:g} s"
+                what += f"; last heard of: {heard}"
                 # no alarm at the end: a rank may still save, or evaluate
                 is_end = row["kind"] == "end"
                 cause = f"slow to end; or rank {self._rank} ran out of batches or "

@@ -18,8 +18,8 @@ from torch.utils.hooks import RemovableHandle
 
 from minitrain.core.errors import EvidenceError, UserError
 from minitrain.core.printable import note as print_note
-from minitrain.recording import hooks, rows
-from minitrain.recording.alarm import Alarm
+from minitrain.recording import hooks
+from minitrain.recording.alarm import Alarm, position_of
 from minitrain.recording.clock import RecordingClock, path_of_times
 from minitrain.recording.format import (
     Row,
@@ -29,11 +29,12 @@ from minitrain.recording.format import (
     line_of,
     refuse_second,
 )
-from minitrain.recording.modules import ModuleCalls
 from minitrain.recording.optimizers import Optimizers, Stepped, spacing, unwrapped
+from minitrain.recording.passes import Passes
 from minitrain.recording.rank_exchange import RankExchange
-from minitrain.recording.rules import position_of
+from minitrain.recording.rows import StepRows, header_of, rank_and_size
 from minitrain.recording.stalls import StallWatch
+from minitrain.recording.twin import is_twin, perturb
 
 ON_ALARM = ("print", "raise")
 FAILS = "the first pass is in no_sync() and the graph is static"
@@ -92,14 +93,14 @@ class Recorder:
         also = also or {}
         _require(model, every, on_alarm, timeout_s, also, modules)
         self._inner = hooks.innermost(model)
-        self._rank = rows.rank_and_size()[0]
+        self._rank = rank_and_size()[0]
         self._folder = folder_of_attempt(Path(folder), self._rank)
         self._every = every
         self._raises, self._timeout_s = on_alarm == "raise", timeout_s
         self._called = hooks.called_modules(self._inner)
         self._wrappers = hooks.Wrappers(self._called)
-        calls = ModuleCalls() if modules else None
-        self._rows = rows.StepRows(self._inner, self._wrappers, also, calls)
+        self._passes = Passes(self._inner, self._wrappers, modules)
+        self._rows = StepRows(self._inner, also, self._passes)
         given = unwrapped(optimizer)
         self._optimizers = Optimizers(given, self._step_begins, self._step_ended)
         self._before: list[RemovableHandle] = []
@@ -121,7 +122,7 @@ class Recorder:
                 f"{self._folder}: the recorder was started before; "
                 "minitrain.record(...) makes another, for another folder"
             )
-        self._rank = rows.rank_and_size()[0]
+        self._rank = rank_and_size()[0]
         refuse_second(self._folder, self._rank)
         self._state, self._error_at_start = "recording", sys.exception()
         self._clock = RecordingClock(self._folder, self._rank)
@@ -164,7 +165,7 @@ class Recorder:
     def _write_end(self) -> None:
         exchange = self.begin()
         steps = {str(one.number): one.steps for one in self._optimizers.seen}
-        sharded = rows.is_sharded(self._inner)
+        sharded = hooks.is_sharded(self._inner)
         together = not sharded or (
             # the script may have destroyed the group, which gathering needs
             torch.distributed.is_initialized()
@@ -188,12 +189,12 @@ class Recorder:
         """
         if self._state != "recording":
             return
-        if self._optimizers.have_stepped(self._rows.forwards, self._rows.evals):
+        if self._optimizers.have_stepped(self._passes.forwards, self._passes.evals):
             what, cause = "is not recorded", "recorder.loss() after optimizer.step()"
             step = self._optimizers.steps - 1
             self.begin().tell([Alarm("loss", step, what, cause, severe=False)])
         elif self._due:
-            self._rows.loss(loss)
+            self._passes.loss(loss)
 
     def summary(self) -> dict[str, Any]:
         """Return :func:`minitrain.show` of the recording so far, on this host."""
@@ -210,37 +211,38 @@ class Recorder:
         self.stop()
 
     def _pass_begins(self, module: nn.Module, args: Any, options: Any) -> None:
+        passes = self._passes
         if not self._is_ours(module):
             return
         if not hooks.is_training_pass(module):
             if not hooks.is_recomputation():
-                self._rows.evals += torch.is_grad_enabled() and not module.training
+                passes.evals += torch.is_grad_enabled() and not module.training
                 self._clock.evaluates()
             return
-        if self._rows.forwards == 0 and (one := next(self._inner.parameters())).is_cuda:
+        if passes.forwards == 0 and (one := next(self._inner.parameters())).is_cuda:
             self._clock.use_events(one.device)
         self._clock.pass_begins(args, options)
         self._optimizers.forward_begins()
-        self._rows.forwards += 1
+        passes.forwards += 1
         if not self._due or hooks.is_pass_with_others(self._inner):
             return
         wrapper = self._wrappers.around(module)
         exchange = self.begin()
-        if self._rows.forwards == 1 and _fails_without_sync(wrapper):
+        if passes.forwards == 1 and hooks.fails_without_sync(wrapper):
             exchange.tell([Alarm("static graph", 0, FAILS, STATIC_GRAPH)])
-        if self._rows.calls is not None and hooks.is_compiled(module):
-            self._rows.calls = None
+        if passes.calls is not None and hooks.is_compiled(module):
+            passes.calls = None
             exchange.tell([Alarm("modules", 0, COMPILED, severe=False)])
-        self._rows.listen(self._optimizers)
-        self._rows.pass_begins(wrapper, module, args, options)
+        passes.listen(self._optimizers)
+        passes.begins(wrapper, module, args, options)
         self._clock.restart()
 
     def _pass_ended(self, module: nn.Module, args: Any, outputs: Any) -> None:
         if self._is_ours(module) and hooks.is_training_pass(module):
             is_read = self._due and not hooks.is_pass_with_others(self._inner)
             if is_read:
-                self._rows.pass_ended()
-            then = self._rows.look_for_draws if is_read else None
+                self._passes.ended()
+            then = self._passes.look_for_draws if is_read else None
             self._clock.pass_ended(outputs, then)
 
     def _is_ours(self, module: nn.Module) -> bool:
@@ -271,7 +273,7 @@ class Recorder:
             self._tell(row, exchange)
         self._due = self._optimizers.are_due(self._every)
         if not self._due:
-            self._rows.forget()
+            self._passes.forget()
         waits = row is not None and self._raises
         exchange.look(self._timeout_s if waits else 0.0)
         self._clock.restart()
@@ -281,7 +283,7 @@ class Recorder:
     ) -> bool:
         # return true if the tensors of a step can be hashed: sharded ones only when
         # all ranks have reached it
-        if not rows.is_sharded(self._inner):
+        if not hooks.is_sharded(self._inner):
             return True
         step = stepped.steps - has_ended
         at = position_of({"kind": "step", "optimizer": stepped.number, "step": step})
@@ -303,20 +305,20 @@ class Recorder:
         if self._exchange is not None:
             return self._exchange
         # the process group may have been made since the start
-        self._rank = rows.rank_and_size()[0]
+        self._rank = rank_and_size()[0]
         self._clock.path = path_of_times(self._folder, self._rank)
         try:
-            rows.require_whole(self._inner)
+            hooks.require_whole(self._inner)
             parameters = hooks.parameters_of(self._inner).values()
             # not at the end of a run without a step, which is too late
-            if rows.is_twin() and self._state == "recording":
-                rows.perturb(parameters)
+            if is_twin() and self._state == "recording":
+                perturb(parameters)
             self._optimizers.know(parameters)
             self._exchange = exchange = RankExchange(
                 self._timeout_s, self._raises, attempt_of(self._folder)
             )
             # hashing sharded parameters needs all ranks
-            if rows.is_sharded(self._inner) and not exchange.has_all:
+            if hooks.is_sharded(self._inner) and not exchange.has_all:
                 raise UserError(
                     "record: each rank holds a part of the parameters, and not all "
                     f"began to record within {self._timeout_s:g} s: every rank has to"
@@ -326,7 +328,7 @@ class Recorder:
             self._stalls = StallWatch(
                 self._folder, self._rank, self._clock, self._timeout_s, write
             )
-            self._tell(rows.header_of(self._inner, self._every), exchange)
+            self._tell(header_of(self._inner, self._every), exchange)
             exchange.tell(exchange.missing)
             # the wait belongs to no step
             self._clock.restart()
@@ -339,12 +341,12 @@ class Recorder:
     def is_awaited(self) -> bool:
         """Return true if all ranks record, and wait for each other's shards."""
         has_all = self._exchange is not None and self._exchange.has_all
-        return has_all and rows.is_sharded(self._inner)
+        return has_all and hooks.is_sharded(self._inner)
 
     def _listen_no_more(self) -> None:
         self._state = "ended"
         self._optimizers.stop()
-        self._rows.forget()
+        self._passes.forget()
         for handle in self._before:
             handle.remove()
         self._before.clear()
@@ -357,11 +359,6 @@ class Recorder:
         if self._writer is not None:
             self._writer.close()
             self._clock.close()
-
-
-def _fails_without_sync(wrapper: nn.Module | None) -> bool:
-    is_static = getattr(wrapper, "static_graph", False)
-    return is_static and not getattr(wrapper, "require_backward_grad_sync", True)
 
 
 def _require(

@@ -100,10 +100,8 @@ def _equal_after(rows: Rows, names: Sequence[str]) -> list[str]:
 def _reduced_in_step(
     rows: Rows, before: Rows | None, equal: Sequence[str]
 ) -> Iterable[Alarm]:
-    what = (
-        "ranks have other gradients and the same parameters after the step "
-        f"({len(equal)} such tensors)"
-    )
+    what = "ranks have other gradients and the same parameters after the step"
+    what += f" ({len(equal)} such tensors)"
     cause = "the optimizer averages gradients, or shares its results, by itself"
     yield note(rows, "averaged in step", what, cause, tensor=equal[0])
     factor = _factor_of_step(rows, before, equal)
@@ -114,8 +112,7 @@ def _reduced_in_step(
 
 def _factor_of_step(rows: Rows, before: Rows | None, names: Sequence[str]) -> float:
     # return how far the parameters moved, in learning rates times the mean of the own
-    # gradients; 0 if the step is no such multiple (momentum, Adam), or if its start is
-    # not recorded
+    # gradients; 0 if it is no such multiple (momentum, Adam), or its start is unknown
     rates, old = rows[0]["lr"], before[0]["parameters"] if before else {}
     known = [n for n in names if n in old and all(n in row["own"] for row in rows)]
     begins = rows[0]["before"]

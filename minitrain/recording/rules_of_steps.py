@@ -3,7 +3,7 @@
 import math
 import operator
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from functools import reduce
 
 from minitrain.recording.alarm import (
@@ -22,6 +22,8 @@ from minitrain.recording.alarm import (
 
 # a step of this length, as a share of the parameter, may be lost in float32
 ROUNDED = 1e-6
+# a run of at most so many passes need not train: it tries or profiles a model
+MOST_OF_A_TRIAL = 3
 
 
 def samples(row: Row) -> list[str]:
@@ -64,10 +66,9 @@ def _same_samples_on(rows: Rows, before: Rows | None) -> tuple[int, list[int]] |
     for first, one in enumerate(now):
         ranks = [r for r in range(first + 1, len(now)) if one[0] and now[r] == one]
         # a single sample may be the same by chance, but not another one before
-        again = was and [one[0], []].count(was[first]) == 0
-        if ranks and (
-            len({*one[0]}) > 1 or (again and all(was[r] == was[first] for r in ranks))
-        ):
+        again = was and was[first] not in ([], one[0])
+        again = again and all(was[rank] == was[first] for rank in ranks)
+        if ranks and (again or len({*one[0]}) > 1):
             return first, ranks
     return None
 
@@ -93,9 +94,7 @@ def unread(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
 
 
 def batch_again(rows: Rows, ranks: Sequence[int], earlier: int) -> Iterable[Alarm]:
-    """Yield a note that ``ranks`` read the batch of step ``earlier`` again, in the same
-    order, so not by chance. It may be intended, to overfit one batch.
-    """
+    """Yield a note that ``ranks`` read the batch of step ``earlier`` in order again."""
     what = f"the batch of step {earlier} again"
     cause = "no new order for this epoch (set_epoch?)"
     if earlier + 1 == rows[0]["step"]:
@@ -103,27 +102,19 @@ def batch_again(rows: Rows, ranks: Sequence[int], earlier: int) -> Iterable[Alar
     yield note(rows, "same batch", what, cause, ranks=unless_all(ranks, rows))
 
 
-def _alike(states: Mapping[int, str]) -> list[int]:
-    # return the first group of ranks with equal states
-    ranks: dict[str, list[int]] = {}
-    for rank, state in states.items():
-        ranks.setdefault(state, []).append(rank)
-    return next((alike for alike in ranks.values() if len(alike) > 1), [])
-
-
 def random_numbers(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
     """Yield a note if ranks draw the same random numbers in the forward pass."""
     draw = {rank: row["random"] for rank, row in enumerate(rows) if row["draws"]}
-    if same := _alike(draw):
+    counts = Counter(draw.values())
+    shared = next((state for state, count in counts.items() if count > 1), None)
+    if same := [rank for rank, state in draw.items() if state == shared]:
         what = f"{in_ranks(same)} draw the same in the forward pass"
         cause = "the same seed on ranks; if the model has dropout, its masks are alike"
         yield note(rows, "random numbers", what, cause)
 
 
 def padding(rows: Rows, first: Rows) -> Iterable[Alarm]:
-    """Yield a note if a sampler pads an epoch: the last ranks end this step with
-    samples that the first ranks began with. ``first``: rows of the run's first step.
-    """
+    """Yield a note if the last ranks end a step with samples that began the run."""
     starts = [samples(row)[:1] for row in first]
     ends = [samples(row)[-1:] for row in rows]
     if samples(rows[0]) == samples(first[0]) or not starts[0]:
@@ -138,9 +129,7 @@ def padding(rows: Rows, first: Rows) -> Iterable[Alarm]:
 
 
 def forward_passes(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
-    """Check that ranks made equally many forward passes since the recorded step before.
-    Yields a note, as a rank may inspect the output of its model for a batch.
-    """
+    """Yield a note if ranks made unequal numbers of forward passes since ``before``."""
     was = [row["forwards"] for row in before or ()] or [0] * len(rows)
     counts = [row["forwards"] - then for row, then in zip(rows, was, strict=True)]
     if ranks := unlike(counts):
@@ -153,6 +142,23 @@ def forward_passes(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
                 "average other batches than those that belong together"
             )
         yield note(rows, "steps", what, cause, ranks=ranks)
+
+
+def unseen(ends: Rows, start: Rows) -> Iterable[Alarm]:
+    """Yield a finding if a run has only steps, or only passes: others were missed."""
+    steps, passes = ends[0]["step"], max(end["forwards"] for end in ends)
+    if steps and not passes:
+        what = f"{steps} steps and no forward pass of the training"
+        cause = "the model is in eval(), or not called itself: data is not recorded"
+        yield note(ends, "steps", what, cause)
+    if passes and not steps:
+        pairs = zip(ends, start, strict=False)
+        still = all(hashes(end, "parameters") == first["start"] for end, first in pairs)
+        severe = bool(start) and still and passes > MOST_OF_A_TRIAL
+        what = f"{passes} passes and no step"
+        what += ", and no parameter has changed" * severe
+        cause = "no optimizer holds parameters of the model: made for a copy of it?"
+        yield alarm(ends, "steps", what, cause, severe=severe)
 
 
 def learning_rates(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
@@ -192,9 +198,7 @@ def settings_of(row: Row) -> dict[str, dict[str, Hashable]]:
 
 
 def wrappers(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
-    """Yield a note if the model was wrapped again since the rows ``before``: a new
-    wrapper has none of the old one's hooks, and broadcasts the weights.
-    """
+    """Yield a note if the model was wrapped again: the old wrapper's hooks are lost."""
     now = [row["wrapper_id"] for row in rows]
     was = [row["wrapper_id"] for row in before or ()] or [0] * len(rows)
     if any(new > max(old, 1) for new, old in zip(now, was, strict=True)):
@@ -203,9 +207,7 @@ def wrappers(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
 
 
 def not_finite(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
-    """Yield a note if a tensor has NaN or infinity on all ranks; rules that compare
-    ranks find a tensor that is finite on some only.
-    """
+    """Yield a note on NaN or infinity on all ranks; on some, other rules find it."""
     for kind in ("gradients", "parameters", "buffers"):
         names = _none_finite(rows, kind)
         if kind == "buffers":
@@ -243,9 +245,7 @@ def _none_finite(rows: Rows, kind: str) -> list[str]:
 
 
 def unmoved(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
-    """Yield a note if a parameter does not change at two recorded steps in a row,
-    although learning rate and gradient are large enough for float32.
-    """
+    """Yield a note if a parameter that should move stays, at two recorded steps."""
     stayed = _stay(before[0]) if before else []
     if names := [name for name in _stay(rows[0]) if name in stayed]:
         what = f"has a gradient and does not change, again ({len(names)} such tensors)"
@@ -301,7 +301,7 @@ def synchronized_often(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
         yield note(rows, "synchronization", what, cause)
 
 
-def evaluation_mode(rows: Rows, before: Rows | None = None) -> Iterable[Alarm]:
+def evaluation_mode(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
     """Yield an alarm if training goes on in evaluation mode, after training mode."""
     if ranks := [rank for rank, row in enumerate(rows) if "in_eval" in row]:
         what = "trained in eval() from this step on: without dropout, or with the "
@@ -322,9 +322,7 @@ def carried(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
 
 
 def touched(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
-    """Yield a note if gradients are changed (clipped, for example) between backward
-    passes of a step, after one that does not synchronize.
-    """
+    """Yield a note if gradients are changed (clipped) between the passes of a step."""
     names: list[str] = next(filter(None, (row.get("touched") for row in rows)), [])
     if names and len(rows) > 1:
         what = f"changed between the passes of a step ({len(names)} such tensors)"

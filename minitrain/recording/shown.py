@@ -8,7 +8,7 @@ from typing import Any
 
 from minitrain.recording.alarm import Row, page_on
 from minitrain.recording.format import Recording, read_recording
-from minitrain.recording.rules import findings_in
+from minitrain.recording.judge import findings_in
 from minitrain.recording.times import Times, read_times
 
 

@@ -1,9 +1,7 @@
 """Least squares on sketches: the factors with which tensors add up to another one.
 
-A sketch (fingerprint.py) is linear in its tensor, with the same norm on average. So the
-distance of two sketches estimates the distance of two tensors, and the sketch of a sum
-is the sum of the sketches. Most faults of a gradient show in the factors of ranks' own
-gradients.
+The sketch of a sum is the sum of the sketches (fingerprint.py). Most faults of a
+gradient show in the factors of ranks' own gradients.
 """
 
 import math
@@ -34,9 +32,7 @@ def is_finite(entry: Row) -> bool:
 
 
 def apart(a: Row, b: Row) -> float:
-    """Return the approximate distance of two tensors, given their fingerprints;
-    infinity if one is not finite.
-    """
+    """Return the approximate distance of two fingerprints; inf if not finite."""
     found = math.dist(a["sketch"], b["sketch"])
     return found if math.isfinite(found) else math.inf
 
@@ -48,9 +44,7 @@ def joined(parts: Mapping[str, Sequence[float]], names: Iterable[str]) -> Tensor
 
 
 def vector(row: Row, kind: str, names: Iterable[str]) -> Tensor:
-    """Return the sketches of ``names`` in a row's ``gradients``, ``parameters`` or
-    ``own`` (gradients before reduction) as one float64 vector.
-    """
+    """Return the sketches of ``names`` in ``row[kind]`` as one float64 vector."""
     if kind == "own":
         return joined(row[kind], names)
     return joined({name: row[kind][name]["sketch"] for name in names}, names)
@@ -101,19 +95,12 @@ class Sketches:
     gradients: Tensor
     own: Tensor
 
-    @property
-    def mean(self) -> Tensor:
-        """The mean of the ranks' own gradients, which data parallelism computes."""
-        return self.own.mean(0)
-
     def in_mean(self, rank: int = 0) -> tuple[float, float]:
         """Fit a rank's gradient by factor times mean: return factor and residual."""
-        return as_multiple(self.gradients[rank], self.mean)
+        return as_multiple(self.gradients[rank], self.own.mean(0))
 
     def own_in(self, rank: int) -> tuple[float, float, float]:
-        """Fit a rank's gradient by its own one before reduction: return the factor and
-        the residual, and the residual of the fit by the mean, :meth:`in_mean`.
-        """
+        """Fit a rank's gradient by its own; return also the residual of the mean."""
         gradient = self.gradients[rank]
         factor, rest = as_multiple(gradient, self.own[rank])
         return factor, rest, self.in_mean(rank)[1]
@@ -135,9 +122,7 @@ def sketches(rows: Rows, names: Sequence[str]) -> Sketches | None:
 
 
 def as_multiple(target: Tensor, part: Tensor) -> tuple[float, float]:
-    """Fit ``target`` by a multiple of ``part``: return the factor, and the residual
-    relative to the norm of ``target``.
-    """
+    """Fit ``target`` by a multiple of ``part``: return factor and relative residual."""
     if not (target.any() and part.any()):
         return 0.0, float(target.any())
     (factor,), rest = combination(target, [part])

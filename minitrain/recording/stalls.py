@@ -27,6 +27,7 @@ LOOK_EVERY_S = 0.25
 # how long the others have to answer
 ANSWER_S = 1.0
 QUESTION = "stall.json"
+NO_ANSWER = "no answer: it was stopped or killed, or holds Python's lock"
 # in the order of a step
 PHASES: tuple[Phase, ...] = get_args(Phase)
 # files that are not the user's own
@@ -103,7 +104,6 @@ class StallWatch:
                 elif self._is_training() and waited > self._timeout_s and not asked:
                     asked = stamped
                     answered = self._ask(question)
-
         if asked:
             question.unlink(missing_ok=True)
 
@@ -174,10 +174,7 @@ def finding_of(
     steps = max((place.steps for place in known.values()), default=0)
     said = {rank: str(place) for rank, place in known.items()}
     said |= dict.fromkeys(ended, "its recording has ended")
-    said |= dict.fromkeys(
-        silent,
-        "no answer: it was stopped or killed, or holds Python's lock",
-    )
+    said |= dict.fromkeys(silent, NO_ANSWER)
     lines = [f"  rank {rank}: {said[rank]}" for rank in sorted(said)]
     return Alarm("stall", steps, what, ranks=missing, severe=False), lines
 

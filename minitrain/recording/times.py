@@ -128,9 +128,7 @@ class TimesCompared:
 
 
 def compare_times(a: Times | None, b: Times | None) -> TimesCompared | None:
-    """Return how much longer the steps of ``b`` take than the steps of ``a``; None if
-    one of them has no timed step.
-    """
+    """Return how much longer steps of ``b`` take than of ``a``; None without any."""
     if a is None or b is None or not a.account or not b.account:
         return None
     ours, theirs = _of_all(a), _of_all(b)
@@ -158,9 +156,7 @@ def _of_all(times: Times) -> dict[str, tuple[float, float]]:
 
 
 def read_times(folder: Path, *, waits_within: bool = False) -> Times | None:
-    """Return the times of the recording in ``folder``; None if there are none, as in
-    one of an earlier minitrain. Raises UserError for a damaged file.
-    """
+    """Return the times in ``folder``, or None. UserError for a damaged file."""
     folder = last_attempt(folder)
     files = {rank: path_of_times(folder, rank) for rank in ranks_in(folder)}
     found = {rank: file for rank, file in files.items() if file.exists()}

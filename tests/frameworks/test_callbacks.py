@@ -20,7 +20,7 @@ from thorough import thorough_after
 
 from minitrain.compare.recordings import compare_recordings
 from minitrain.recording.format import read_recording
-from minitrain.recording.rows import TWIN
+from minitrain.recording.twin import TWIN
 
 SIZES = (1, 2)
 IMPORTED = "from minitrain.callbacks import TransformersCallback"

@@ -180,7 +180,7 @@ def test_what_was_compiled_with_the_hooks_goes_on_alone(tmp_path: Path) -> None:
     assert not model._forward_hooks
     loss_of(model, batch(1)).backward()
     optimizer.step()
-    assert recorder._rows.forwards == 1
+    assert recorder._passes.forwards == 1
     assert (tmp_path / "rank-0.jsonl").read_bytes() == written
 
 

@@ -22,7 +22,9 @@ from recorded_rows import (
 
 from minitrain.recording.alarm import Alarm, unlike
 from minitrain.recording.fingerprint import fingerprint
-from minitrain.recording.rules import Judge, alarms_at_end, alarms_of, apart
+from minitrain.recording.judge import Judge
+from minitrain.recording.rules import alarms_at_end, alarms_of
+from minitrain.recording.rules_of_state import apart
 
 OWN = own_of(1, 2)
 BEFORE = rows_of(0, own_of(0, 2))
@@ -367,10 +369,10 @@ def end_of(steps: dict[str, int], passes: int, **more: Any) -> Row:
 
 def test_unlike_numbers_of_steps_at_the_end() -> None:
     ends = [end_of({"0": n}, n) for n in (5, 4)]
-    found = only(alarms_at_end(ends))
+    found = only(alarms_at_end(ends, [], []))
     assert (found.rule, found.ranks, found.step) == ("steps", [1], 5)
     assert "4 steps, but elsewhere 5" in found.line
-    assert [*alarms_at_end(ends[:1] * 2)] == []
+    assert [*alarms_at_end(ends[:1] * 2, [], [])] == []
 
 
 def apart_by(share: float) -> list[Row]:
@@ -413,11 +415,11 @@ def test_parameters_that_part_after_the_last_recorded_step() -> None:
         for seed in (1, 2)
     ]
     ends = [end_of({"0": 5}, 5, parameters=one) for one in prints]
-    found = only(alarms_at_end(ends, [rows_of(1, OWN)]))
+    found = only(alarms_at_end(ends, [rows_of(1, OWN)], []))
     assert (found.rule, found.ranks, found.step) == ("parameters", [1], 5)
-    assert [*alarms_at_end([ends[0]] * 2, [rows_of(1, OWN)])] == []
+    assert [*alarms_at_end([ends[0]] * 2, [rows_of(1, OWN)], [])] == []
     # they had parted before, and it was told
-    assert [*alarms_at_end(ends, [apart_by(0.1)])] == []
+    assert [*alarms_at_end(ends, [apart_by(0.1)], [])] == []
 
 
 # over a run

@@ -1,0 +1,139 @@
+"""Rules on what ranks hold: parameters, buffers and other modules must be equal."""
+
+from collections.abc import Iterable, Sequence
+from math import dist, hypot, inf, isfinite
+
+from minitrain.recording.alarm import (
+    Alarm,
+    Rows,
+    against,
+    alarm,
+    all_names,
+    first_unlike,
+    hashes,
+    in_ranks,
+    unlike,
+)
+
+NOT_BROADCAST = "rank 0's weights are not broadcast, or were changed after that"
+# distance, as a share of the model, from which rounding is an alarm
+FAR = 1e-4
+
+
+def at_start(headers: Rows) -> list[Alarm]:
+    """Return an alarm if models, or their initial weights, differ between ranks."""
+    models = [{n: str(v) for n, v in one["parameters"].items()} for one in headers]
+    name, ranks = first_unlike(models)
+    if ranks:
+        what = against([one.get(name, "not there") for one in models], ranks)
+        cause = "ranks build different models: other settings, or other code"
+        return [Alarm("model", 0, what, cause, ranks, name)]
+    name, ranks = first_unlike([one["start"] for one in headers])
+    what = "differ from the other ranks before the first step"
+    return [Alarm("parameters", 0, what, NOT_BROADCAST, ranks, name)] if ranks else []
+
+
+def parameters(rows: Rows, before: Rows | None, by_rounding: bool) -> Iterable[Alarm]:
+    """Yield an alarm if parameters differ between ranks after the step; if they did
+    ``before``, or gradients differ ``by_rounding``, only once beyond :data:`FAR`.
+    """
+    name, ranks = _unlike(rows)
+    if not ranks:
+        return
+    is_known = by_rounding or (before is not None and bool(_unlike(before)[1]))
+    if not is_known:
+        what, cause = _since(rows, before, name)
+    elif apart(rows) > FAR and (before is None or apart(before) <= FAR):
+        what = f"about {apart(rows):.1g} of the model apart"
+        cause = "gradients apart by rounding, for long; or another fault as well"
+    else:
+        return
+    yield alarm(rows, "parameters", what, cause, ranks=ranks, tensor=name)
+
+
+def _unlike(rows: Rows) -> tuple[str, list[int]]:
+    return first_unlike([hashes(row, "parameters") for row in rows])
+
+
+def apart(rows: Rows) -> float:
+    """Return the largest distance of a rank's parameters from rank 0's, as a share of
+    the norm of rank 0's, estimated from sketches; infinity if one is not finite.
+    """
+    first = rows[0]["parameters"]
+    found = 0.0
+    for row in rows[1:]:
+        names = [name for name in first if name in row["parameters"]]
+        pairs = [(first[name], row["parameters"][name]) for name in names]
+        unlike_ones = [(a, b) for a, b in pairs if a["hash"] != b["hash"]]
+        gap = hypot(*(dist(a["sketch"], b["sketch"]) for a, b in unlike_ones))
+        size = hypot(*(a["norm"] for a, _ in pairs))
+        if gap:
+            found = max(found, gap / size if isfinite(gap) and size else inf)
+    return found
+
+
+def _since(rows: Rows, before: Rows | None, name: str) -> tuple[str, str]:
+    # return since when parameters differ, and why, if gradients are not the cause
+    since = "differ from the other ranks since"
+    if first_unlike([row["before"] for row in rows])[1]:
+        if before is None:
+            return "differ from the other ranks before the step", NOT_BROADCAST
+        last = before[0]["step"]
+        if last + 1 == rows[0]["step"]:
+            cause = "changed between two steps, and not by this optimizer"
+            return f"{since} step {last} was done", cause
+        cause = "steps between that were not recorded: every=1 finds the step and its "
+        return f"{since} a step after {last}", f"{cause}cause"
+    if unlike([hashes(row, "gradients").get(name) for row in rows]):
+        cause = "the optimizer averages, or shares, other tensors and not this one"
+        return f"{since} this step", cause
+    # ranks may divide the state
+    tables = [row["moments"] for row in before or ()]
+    of_all = [n for n in all_names(tables) if all(n in table for table in tables)]
+    _, ranks = first_unlike([{n: table[n] for n in of_all} for table in tables])
+    who = f" of {in_ranks(ranks)}" if ranks else ""
+    cause = f"the optimizer, or its state{who}, is another one: restored on some ranks "
+    return f"{since} this step, whose gradients are the same", f"{cause}only?"
+
+
+def parted_at_the_end(ends: Rows, before: Sequence[Rows]) -> Iterable[Alarm]:
+    """Yield an alarm if the final parameters of ranks differ, unless this was reported
+    for ``before``, the rows of the last recorded step of each optimizer.
+    """
+    if not all("parameters" in end for end in ends):
+        return
+    (name, ranks), far = _unlike(ends), apart(ends)
+    parted = any(_unlike(rows)[1] for rows in before)
+    # ranks that had parted were reported, or their gradients differ by rounding
+    told = parted and (far <= FAR or any(apart(rows) > FAR for rows in before))
+    if ranks and not told:
+        what = "differ from the other ranks at the end, about "
+        what += f"{far:.1g} of the model apart"
+        cause = "a step after the last recorded one: every=1 finds it and its cause"
+        yield alarm(ends, "parameters", what, cause, ranks=ranks, tensor=name)
+
+
+def buffers(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
+    """Check that buffers are equal on all ranks as the first forward pass of the step
+    begins. If not, yields an alarm if a wrapper such as DDP broadcasts them, or a note.
+    """
+    name, ranks = first_unlike([hashes(row, "buffers") for row in rows])
+    if ranks:
+        what = "differ from the other ranks as the forward pass begins"
+        cause = "no wrapper broadcasts them: each rank keeps its own"
+        severe = all(row["broadcast_buffers"] for row in rows)
+        if severe:
+            cause = "rank 0's buffers are not broadcast before the forward pass"
+        where = {"ranks": ranks, "tensor": name, "severe": severe}
+        yield alarm(rows, "buffers", what, cause, **where)
+
+
+def also(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
+    """Yield an alarm if modules recorded as ``also`` differ between ranks."""
+    have = [rank for rank, row in enumerate(rows) if "also" in row]
+    name, found = first_unlike([rows[rank]["also"] for rank in have])
+    if found:
+        what = "differ from the other ranks, outside the model"
+        cause = "made, loaded or updated in another way on ranks, or on one alone"
+        ranks = [have[number] for number in found]
+        yield alarm(rows, "also", what, cause, ranks=ranks, tensor=name)
