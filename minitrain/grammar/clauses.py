@@ -35,6 +35,11 @@ TENSES = {
     "future_perfect": Tense("will", " have", PARTICIPLE),
     "future_perfect_progressive": Tense("will", " have been", ING),
 }
+# "be" negates and inverts without "do"
+_TENSES_OF_BE = TENSES | {
+    "present_simple": Tense("be", "", NO_FORM),
+    "past_simple": Tense("was", "", NO_FORM),
+}
 
 # Auxiliary by person; an absent person takes the entry of "other".
 _AGREEMENT = {
@@ -89,19 +94,19 @@ def kind_of(lemma: str) -> Kind:
 def build_frames(kind: Kind) -> dict[str, list[Frame]]:
     """Return all frames for verbs of ``kind``, by person, in a fixed order."""
     frames: dict[str, list[Frame]] = {person: [] for person in PERSONS}
-    for tense in TENSES:
+    for tense, forms in (_TENSES_OF_BE if kind.be else TENSES).items():
         # skip "is knowing", "has been arriving", "been being" and "be being"
         if kind.stative and tense.endswith("progressive"):
             continue
         if kind.punctual and tense.endswith("_perfect_progressive"):
             continue
-        if kind.be and TENSES[tense].rest and tense.endswith("progressive"):
+        if kind.be and forms.rest and tense.endswith("progressive"):
             continue
         for person in PERSONS:
             for subject in VOCABULARY[person]:
                 if subject in VOCABULARY["animals"] and not kind.animal:
                     continue
-                heads = _heads(subject, person, _tense(tense, kind))
+                heads = _heads(subject, person, forms)
                 for polarity, mood, before, form in heads:
                     labels = tense, person, polarity, mood
                     for after in _ends(kind, tense, polarity, mood):
@@ -118,15 +123,6 @@ def _ends(kind: Kind, tense: str, polarity: str, mood: str) -> Iterator[str]:
             continue
         space = " " if adverbial else ""
         yield f"{space}{adverbial}{'.' if mood == 'statement' else '?'}"
-
-
-def _tense(name: str, kind: Kind) -> Tense:
-    # "be" negates and inverts without "do"
-    if kind.be and name == "present_simple":
-        return Tense("be", "", NO_FORM)
-    if kind.be and name == "past_simple":
-        return Tense("was", "", NO_FORM)
-    return TENSES[name]
 
 
 def _heads(

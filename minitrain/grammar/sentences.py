@@ -52,18 +52,14 @@ class _Walk:
 def generate_sentences(
     verbs: Sequence[Verb], seed: int, count: int
 ) -> Iterator[Sentence]:
-    """Return an iterator of ``count`` sentences with distinct texts, determined by
-    ``seed``. Raises UserError at once if ``count`` is not from 1 to the grammar's size;
-    the iterator raises UserError at the end if duplicate texts leave too few.
+    """Yield ``count`` sentences with distinct texts, determined by ``seed``. Raises
+    UserError if ``count`` is not from 1 to the grammar's size, and at the end if
+    duplicate texts leave too few.
     """
     walks = _walks(verbs)
     available = sum(walk.size for walk in walks)
     if not 1 <= count <= available:
         raise _wrong_count(count, available)
-    return _draw(walks, seed, count)
-
-
-def _draw(walks: list[_Walk], seed: int, count: int) -> Iterator[Sentence]:
     draw = random.Random(seed).random
     for walk in walks:
         walk.position = int(draw() * walk.size)

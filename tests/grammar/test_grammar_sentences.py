@@ -178,7 +178,7 @@ def test_another_process_and_hash_seed_give_the_same(sample: list[Sentence]) -> 
 def test_wrong_count_is_refused_and_the_right_one_reached() -> None:
     total = count_sentences([HUM])
     for asked in (-1, 0, total + 1):
-        line = refusal(generate_sentences, [HUM], 0, asked)
+        line = refusal(next, generate_sentences([HUM], 0, asked))
         assert line.startswith(f"corpus.num_sentences: {asked}, ")
         assert f"1 to {total}," in line
     assert len({sentence.text for sentence in all_of(HUM)}) == total
