@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,9 @@ class Contestant:
     ) -> None:
         self.arm, self.group, self.next_step = arm, group, 0
         config = config_of(params, shards, arm.processes)
-        observer = stamps_alone if arm.stamped else Observer
+        # times steps like the training stage, without hashing
+        stamps: Any = partial(StepObserver, records=False)
+        observer = stamps if arm.stamped else Observer
         self.worker = Worker(config, group=group, timed=arm.timed, observer=observer)
 
     def train(self, steps: Iterable[int]) -> None:
@@ -125,11 +128,6 @@ class Contestant:
             self.worker.batches.micro_batches(s)[0].global_targets for s in steps
         )
         return seconds, tokens
-
-
-def stamps_alone(worker: Worker) -> StepObserver:
-    """Return the training stage's observer: it times steps, here without hashing."""
-    return StepObserver(worker, records=False)
 
 
 def measure(

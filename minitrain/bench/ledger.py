@@ -4,17 +4,16 @@ Collectives are counted at torch's dispatcher, below every strategy, and compare
 what the strategy expects (:meth:`minitrain.sync.strategy.Strategy.traffic`).
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from minitrain.comm.groups import distributed
 from minitrain.comm.torch_private import TorchDispatchMode, collective_name
 from minitrain.core.params import Params
+from minitrain.data.cut import tensors_of
 from minitrain.sync.strategy import Traffic
 from minitrain.train.config import RunConfig, config_of
 from minitrain.train.loop import train
@@ -61,17 +60,9 @@ class CollectiveLedger(TorchDispatchMode):
             payload = args[LARGER_SIDE.get(name, 0)]
             name = NAMES.get(name, name)
             calls, size = self.traffic.get(name, (0, 0))
-            size += sum(tensor.nbytes for tensor in _tensors(payload))
+            size += sum(tensor.nbytes for tensor in tensors_of(payload))
             self.traffic[name] = calls + 1, size
         return func(*args, **(kwargs or {}))
-
-
-def _tensors(payload: Any) -> Iterator[Tensor]:
-    if isinstance(payload, torch.Tensor):
-        yield payload
-    elif isinstance(payload, list | tuple):
-        for one in payload:
-            yield from _tensors(one)
 
 
 def forward_collectives(config: RunConfig) -> list[dict[str, Any]]:
