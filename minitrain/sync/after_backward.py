@@ -54,9 +54,8 @@ class Flat(Strategy):
         self.trace.computed_ns = time.perf_counter_ns()
         for names in self.buckets():
             sizes = [self._trained[name].numel() for name in names]
-            event = BucketEvent(tuple(names), 0, time.perf_counter_ns())
+            called = time.perf_counter_ns()
             flat = _flat([self._gradient(name) for name in names])
-            event.num_bytes = flat.nbytes
             if self.guarantees.averages:
                 flat.mul_(1.0 / self.world_size)
             self.sum_over_ranks(flat)
@@ -66,7 +65,8 @@ class Flat(Strategy):
                 self._trained[name].grad = part.as_strided(
                     like.shape, like.stride(), start
                 )
-            event.done_ns = time.perf_counter_ns()
+            done = time.perf_counter_ns()
+            event = BucketEvent(tuple(names), flat.nbytes, called, done)
             self.trace.events.append(event)
 
     def traffic(self) -> Traffic:

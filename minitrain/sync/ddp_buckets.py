@@ -124,7 +124,10 @@ class StockDDP(Strategy):
         later: Reduced = torch.futures.Future()
         self._late.append((bucket, event, later))
         if bucket.is_last():
-            self._start_late()
+            late, self._late = self._late, []
+            for one, its_event, reduced in late:
+                its_event.called_ns = time.perf_counter_ns()
+                reduced.set_result(self._start(one, its_event).wait())
         return later
 
     def _start(self, bucket: GradBucket, event: BucketEvent) -> Reduced:
@@ -135,9 +138,3 @@ class StockDDP(Strategy):
             return future.value()
 
         return self.sum_over_ranks(bucket).then(reduced)
-
-    def _start_late(self) -> None:
-        late, self._late = self._late, []
-        for bucket, event, later in late:
-            event.called_ns = time.perf_counter_ns()
-            later.set_result(self._start(bucket, event).wait())
