@@ -42,14 +42,9 @@ _held: dict[Path, int] = {}
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """Checkpoints of one run.
-
-    Args:
-        folder: Where they are, or will be.
-        identity: Everything that the bits of the run depend on, as JSON values.
-        every: Number of steps between checkpoints.
-        keep: Number of newest checkpoints to keep; older ones are removed.
-        same_bits: True if a resumed run has the bits of an uninterrupted one.
+    """Checkpoints of one run in ``folder``, one after ``every`` steps, of which the
+    newest ``keep`` stay. ``identity``: everything that the bits of the run depend on,
+    as JSON values. ``same_bits``: a resumed run has those of an uninterrupted one.
     """
 
     folder: Path
@@ -82,7 +77,7 @@ class Checkpoints:
     def _complete(self, checkpoint: Path, files: dict[str, str]) -> None:
         step = step_of(checkpoint)
         about = {"identity": dict(self.identity), "step": step, "files": files}
-        write_json(checkpoint / MANIFEST, {**about, OWN_SUM: _sum_of(about)})
+        write_json(checkpoint / MANIFEST, {**about, OWN_SUM: sum_of(about)})
         # later ones were refused, or the run would have resumed from them
         steps = steps_in(self.folder)
         usable = [one for one in steps if one <= step]
@@ -98,9 +93,7 @@ class Checkpoints:
         return all(who_sees(self.folder))
 
     def newest(self, below: int | None = None) -> Path | None:
-        """Return the newest complete checkpoint of this run (of fewer steps than
-        ``below``, if given), the same on all ranks; None if there is none. Collective.
-        """
+        """Return :func:`newest_whole` of this run, equal on all ranks. Collective."""
         ours = dict(self.identity)
         return only_first(
             lambda: newest_whole(self.folder, lambda found: found == ours, below)
@@ -141,33 +134,30 @@ def newest_whole(
             continue
         checkpoint = folder / f"{STEP}{step}"
         try:
-            if is_ours(read_manifest(checkpoint)["identity"]):
-                return checkpoint
-            why = f"{checkpoint}: another run's"
-        except DamagedError as error:
-            why = str(error)
-        note(f"checkpoint not used: {why}")
+            identity = read_manifest(checkpoint)["identity"]
+        except UserError as error:
+            note(f"checkpoint not used: {error}")
+            continue
+        if is_ours(identity):
+            return checkpoint
+        note(f"checkpoint not used: {checkpoint}: another run's")
     return None
-
-
-class DamagedError(Exception):
-    """A file of a checkpoint is missing or has changed; the message names it."""
 
 
 def read_manifest(checkpoint: Path) -> Manifest:
     """Check the hash of every file of a checkpoint and return its manifest. Raises
-    DamagedError if a file is missing or has changed.
+    UserError if a file is missing or has changed.
     """
     file = checkpoint / MANIFEST
     try:
         manifest: Manifest = read_json(file)
-        _require(manifest.pop(OWN_SUM) == _sum_of(manifest))
+        _require(manifest.pop(OWN_SUM) == sum_of(manifest))
         _require(manifest["step"] == step_of(checkpoint))
         for name, sha256 in manifest["files"].items():
             file = checkpoint / name
             _require(sha256_file(file) == sha256)
     except (OSError, UserError, LookupError, TypeError, AttributeError, ValueError):
-        raise DamagedError(f"{file}: missing or damaged") from None
+        raise UserError(f"{file}: missing or damaged") from None
     return manifest
 
 
@@ -181,16 +171,16 @@ def load_rank(checkpoint: Path, rank: int | None = None) -> Kept:
     from the file. Raises OSError if it is missing, and torch's errors if it is damaged.
     """
     file = checkpoint / f"rank-{_rank() if rank is None else rank}.pt"
-    kept: Kept = torch.load(file, map_location="cpu", weights_only=True)
-    return kept
+    return torch.load(file, map_location="cpu", weights_only=True)
 
 
 def _rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
-def _sum_of(manifest: Manifest) -> str:
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+def sum_of(values: Mapping[str, Any]) -> str:
+    """Return the SHA-256 (hex) of ``values``, which JSON can hold."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def _make_empty(folder: Path) -> None:

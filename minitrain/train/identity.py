@@ -6,7 +6,6 @@ torch a run starts from step 0, and after the change is undone it resumes.
 
 import hashlib
 import inspect
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from minitrain.core.files import read_json, sha256_file
 from minitrain.core.params import Params
 from minitrain.core.provenance import bits_depend_on
 from minitrain.sync.catalog import find_strategy
-from minitrain.train.checkpoint import Checkpoints
+from minitrain.train.checkpoint import Checkpoints, sum_of
 
 # relative to the project's root; git and DVC ignore it
 CHECKPOINTS = Path(".minitrain/checkpoints")
@@ -34,9 +33,9 @@ def checkpoints_of(
 ) -> Checkpoints:
     """Return the checkpoints of ``run``, in a folder keyed by :func:`identity_of`."""
     identity = identity_of(params, shards, run, world_size, **more)
-    name = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+    name = f"{run}-{sum_of(identity)[:12]}"
     every, keep = params.checkpoint.every_steps, params.checkpoint.keep
-    return Checkpoints(CHECKPOINTS / f"{run}-{name[:12]}", identity, every, keep)
+    return Checkpoints(CHECKPOINTS / name, identity, every, keep)
 
 
 def identity_of(

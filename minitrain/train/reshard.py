@@ -19,7 +19,6 @@ from minitrain.comm.tree import shards_of
 from minitrain.core.errors import UserError
 from minitrain.train.checkpoint import (
     Checkpoints,
-    DamagedError,
     Kept,
     Manifest,
     load_rank,
@@ -35,13 +34,9 @@ Seen = dict[str, Any]
 
 
 def begin_with(own: Checkpoints, source: Path, config: RunConfig) -> None:
-    """Convert the newest checkpoint of another run to one of this run, unless this run
-    has one. The runs may differ only in their number of ranks. Collective.
-
-    Args:
-        own: Checkpoints of this run; their folder is locked until rank 0 exits.
-        source: Folder of the other run's checkpoints.
-        config: Description of this run.
+    """Convert the newest checkpoint of another run, in the folder ``source``, to one of
+    this run, unless this run has one. The runs may differ only in their number of
+    ranks. The folder of ``own`` checkpoints is locked until rank 0 exits. Collective.
 
     Raises:
         UserError: ``source`` is not usable, or not all hosts see both folders.
@@ -74,19 +69,12 @@ def _kept_there(
             "shared file system"
         )
     ranks = range(first["identity"]["world_size"])
-    try:
-        return found, [load_rank(found, rank) for rank in ranks]
-    except OSError:
-        raise
-    except Exception as error:
-        # torch has many kinds of errors for it
-        why = f"torch cannot load it ({type(error).__name__})"
-        raise UserError(f"--resume {found}: {why}") from None
+    return found, [load_rank(found, rank) for rank in ranks]
 
 
 def _manifest_of(found: Path) -> Manifest:
     # empty if this host does not see it
-    with suppress(DamagedError):
+    with suppress(UserError):
         return read_manifest(found)
     return {}
 

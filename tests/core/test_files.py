@@ -13,6 +13,7 @@ from project import PARAMS_FILE
 from minitrain.check.inputs import find, text_batches
 from minitrain.cli.main import run
 from minitrain.compare.states import read_state
+from minitrain.core.errors import UserError
 from minitrain.core.files import (
     atomic_path,
     nearest_file,
@@ -28,7 +29,7 @@ from minitrain.core.params import load_params
 from minitrain.data.text import read_corpus
 from minitrain.grammar.verbs import load_verbs
 from minitrain.recording.format import read_recording
-from minitrain.train.checkpoint import DamagedError, read_manifest
+from minitrain.train.checkpoint import read_manifest
 from minitrain.train.step_record import load_tensors
 
 
@@ -138,7 +139,7 @@ def test_nothing_but_a_regular_file_is_read(tmp_path: Path) -> None:
         for number, read in enumerate(READERS):
             assert re.search(refused, refusal(read, path)), number
     os.mkfifo(tmp_path / "manifest.json")
-    with pytest.raises(DamagedError):
+    with pytest.raises(UserError, match="damaged"):
         read_manifest(tmp_path)
 
 
