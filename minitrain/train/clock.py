@@ -25,9 +25,7 @@ class StepClock:
     ``watches``: time steps of all kinds (:func:`kind_of_step`), not only plain ones.
     """
 
-    def __init__(
-        self, synchronize: Callable[[], None] = lambda: None, watches: bool = True
-    ) -> None:
+    def __init__(self, synchronize: Callable[[], None], watches: bool) -> None:
         self._synchronize = synchronize
         self.watches = watches
         self.now_ns = time.perf_counter_ns()
@@ -67,12 +65,8 @@ class StepClock:
 
 
 def bucket_times(trace: SyncTrace, backward_ms: float, end_ns: int) -> Row:
-    """Return the times that show how backward overlaps with the reduction of buckets.
-
-    Args:
-        trace: Buckets of the step.
-        backward_ms: Duration of the backward pass.
-        end_ns: End of the backward pass, as a ``perf_counter_ns`` reading.
+    """Return the times that show how a backward pass, which took ``backward_ms`` until
+    ``end_ns`` (``perf_counter_ns``), overlaps with the reduction of buckets.
 
     Returns:
         ``last_bucket_at_ns``: when the last gradient was computed;

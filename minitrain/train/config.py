@@ -69,8 +69,7 @@ class RunConfig:
         """Return the batches of ``shards``, out of ``num_shards``, on ``device`` (None:
         CPU).
         """
-        count = self.grad_accumulation_steps
-        return self.data.open(shards, num_shards, count, device)
+        return self.data.open(shards, num_shards, self.grad_accumulation_steps, device)
 
     @property
     def kind_of_optimizer(self) -> Callable[..., torch.optim.Optimizer]:

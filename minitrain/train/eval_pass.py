@@ -114,9 +114,7 @@ def _uneven_step(rows: Sequence[Row]) -> int:
     return len(steps) - 1
 
 
-def unwatched_gradients(
-    config: RunConfig, device: torch.device | None = None
-) -> Row | None:
+def unwatched_gradients(config: RunConfig, device: torch.device | None) -> Row | None:
     """Return a row with hashes of step 0's gradients under DDP without minitrain's
     hook, to show that the hook changes no bits; None for other strategies. Collective.
     Call it before the worker that trains is built.

@@ -132,8 +132,6 @@ class StepObserver(Observer):
         for name in LISTS:
             setattr(self.result, name, kept[name])
         self._used_before = Usage(*kept["used"])
-        # JSON made lists of the tuples
-        self.result.digests = [tuple(digests) for digests in kept["digests"]]
         self.recorder.restore(kept)
 
     def begin(self, step: int) -> None:
@@ -210,7 +208,7 @@ class StepObserver(Observer):
         result = self.result
         result.timings.append(row)
         if self._records:
-            result.digests.append(tuple(d for one in computed for d in one.digests))
+            result.digests.append([d for one in computed for d in one.digests])
             result.losses.append(self.shares())
             self.recorder.fed(self._step, computed)
         self.clock.restart()

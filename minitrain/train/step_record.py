@@ -38,9 +38,7 @@ def sha256_tensor(tensor: Tensor) -> str:
     return hashlib.sha256(bytes_of(whole(tensor))).hexdigest()
 
 
-def recorded_steps(
-    num_steps: int, hash_every: int, smaller: int | None = None
-) -> set[int]:
+def recorded_steps(num_steps: int, hash_every: int, smaller: int | None) -> set[int]:
     """Return the steps to hash: the first three, every ``hash_every``-th, the last two,
     and ``smaller``, the first with a smaller batch (None if there is none).
     """
@@ -69,13 +67,6 @@ def ledger_sum(digests: Iterable[int]) -> str:
     return f"{sum(digests) % DIGEST_MODULUS:064x}"
 
 
-class Copies(dict[str, Tensor]):
-    """Dictionary that copies each tensor when it is set, to the CPU."""
-
-    def __setitem__(self, key: str, tensor: Tensor) -> None:
-        super().__setitem__(key, tensor.cpu().clone())
-
-
 class StepRecord:
     """Rows of one rank, collected while it trains.
 
@@ -102,7 +93,7 @@ class StepRecord:
         self._layout: list[Row] = []
         self._before_first: tuple[RandomState, Row] | None = None
         self.rows: list[Row] = []
-        self.sampled: Tensors = Copies()
+        self.sampled: Tensors = {}
         self.values: dict[str, Any] = {}
 
     def kept(self) -> Row:
@@ -142,11 +133,9 @@ class StepRecord:
         row = {"parts": named, "global_targets": targets, "ledger": ledger[:16]}
         self.rows.append({"kind": "fed", "step": step, **row})
 
-    def _sample(
-        self, step: int | str, kind: str, tensors: Mapping[str, Tensor]
-    ) -> None:
-        for name, tensor in tensors.items():
-            self.sampled[f"{step}/{kind}/{name}"] = whole(tensor)
+    def _sample(self, step: int | str, kind: str, tensors: Tensors) -> None:
+        for name, tensor in whole_copies(tensors).items():
+            self.sampled[f"{step}/{kind}/{name}"] = tensor
 
     def layout(self, step: int, trace: SyncTrace) -> None:
         """Add a ``buckets`` row (layout, ranks of each host) if the buckets changed."""
@@ -184,7 +173,7 @@ class StepRecord:
         parameter and buffer, and ``precision``, the state of the loss scaler. A replay
         passes the buffers of all ``ranks`` and gets a row for each.
         """
-        parameters = dict(self._model.named_parameters())
+        parameters: Tensors = dict(self._model.named_parameters())
         row = self.rows.pop()
         row["parameters"] = {n: sha256_tensor(p) for n, p in parameters.items()}
         row["buffers"] = self._buffer_hashes()
@@ -264,11 +253,9 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
     """Load a file of :func:`save_tensors` on the CPU, without running code from it.
     Raises UserError if it cannot be loaded.
     """
-    tensors: dict[str, Tensor]
     with reading(path):
         file = require_regular(path)
-        tensors = torch.load(file, map_location="cpu", weights_only=True)
-    return tensors
+        return torch.load(file, map_location="cpu", weights_only=True)
 
 
 @dataclass
@@ -287,7 +274,7 @@ class TrainResult:
     """
 
     losses: list[list[float]] = field(default_factory=list)
-    digests: list[tuple[int, ...]] = field(default_factory=list)
+    digests: list[Sequence[int]] = field(default_factory=list)
     timings: list[Row] = field(default_factory=list)
     hashes: list[Row] = field(default_factory=list)
     sampled: dict[str, Tensor] = field(default_factory=dict)

@@ -53,7 +53,7 @@ def test_last_of_five_steps_is_bracketed() -> None:
 
 
 def test_parts_add_up_to_the_step(watch: Watch) -> None:
-    stamps = StepClock()
+    stamps = StepClock(lambda: None, watches=True)
     stamps.begin(3)
     parts = [("data", 1.5), ("forward", 1.0), ("forward", 2.0), ("optimizer", 0.25)]
     for part, ms in parts:
@@ -72,7 +72,7 @@ def test_parts_add_up_to_the_step(watch: Watch) -> None:
 
 
 def test_every_stamp_waits_for_the_device(watch: Watch) -> None:
-    stamps = StepClock(watch.synchronize)
+    stamps = StepClock(watch.synchronize, watches=True)
     stamps.begin(3)
     watch.wait(1)
     stamps.mark("forward")
@@ -112,7 +112,7 @@ def test_bucket_that_is_still_under_way_is_hidden_in_part() -> None:
 
 
 def test_part_of_a_part_gets_a_name_of_its_own(watch: Watch) -> None:
-    stamps = StepClock(watches=False)
+    stamps = StepClock(lambda: None, watches=False)
     stamps.begin(0)
     watch.wait(9)
     stamps.mark("optimizer")
