@@ -172,17 +172,15 @@ def try_model(
         value.backward()
     except _FAILURES as error:
         raise UserError(f"model: {_cause(error)}") from error
-    unused = [name for name, p in trained.items() if p.grad is None]
+    gradients = {name: p.grad for name, p in trained.items() if p.grad is not None}
+    unused = [name for name in trained if name not in gradients]
     if unused and not may_leave_unused:
         raise UserError(
             f"model: parameter {unused[0]} ({len(unused)} in all) gets no gradient; "
             "use it in the loss, set requires_grad to False, or "
             "train.find_unused_parameters to true"
         )
-    for name, parameter in trained.items():
-        gradient = parameter.grad
-        if gradient is None:
-            continue
+    for name, gradient in gradients.items():
         if gradient.layout is not torch.strided:
             raise UserError(f"model: the gradient of {name} is sparse, must be dense")
         if not gradient.isfinite().all():

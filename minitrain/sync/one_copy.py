@@ -80,7 +80,6 @@ class OneCopy(Flat):
         self._links.barrier(b"start")
         self._is_last = False
         self._written: set[str] = set()
-        self._agreed: Traffic = {}
         # a weak reference, because the garbage collector cannot see a parameter's hooks
         alive = weakref.proxy(self)
         self._hooks = [
@@ -92,8 +91,7 @@ class OneCopy(Flat):
 
     def begin(self) -> None:
         super().begin()
-        self._is_last = False
-        self._agreed = {}
+        self._agreed: Traffic = {}
         self._written.clear()
 
     def micro_step(self, shard: int, is_last: bool) -> AbstractContextManager[None]:
