@@ -38,8 +38,7 @@ class MicroBatch:
 
 def causal_lm_loss(model: nn.Module, inputs: Any) -> Tensor:
     """Return the ``loss`` of ``model(**inputs)``: 0-dim, the mean over targets."""
-    loss: Tensor = model(**inputs).loss
-    return loss
+    return model(**inputs).loss
 
 
 @dataclass(frozen=True)
@@ -85,10 +84,8 @@ class RankBatches:
     ``inputs`` are ``input_ids`` and ``labels``, int64 of shape (B, block_size), with
     padding as -100 in the labels. A sample's digest covers its corpus position and its
     tokens. A micro-batch without samples gets a filler sample and a ``num_targets`` of
-    0, so that the rank still takes part in the synchronization.
-
-    Raises:
-        UserError: there are fewer samples than shards.
+    0, so that the rank still takes part in the synchronization. Raises UserError if
+    there are fewer samples than shards.
     """
 
     def __init__(

@@ -65,8 +65,7 @@ def _sha256_of(lengths: Int64s, tokens: Iterable[Tokens]) -> str:
 def make_shard(rank: int, world_size: int, samples: SliceableT) -> SliceableT:
     """Return the samples i of a sequence with ``i % world_size == rank``, in order.
 
-    Raises:
-        UserError: ``rank`` is out of range, or there are fewer samples than ranks.
+    Raises UserError if ``rank`` is out of range, or there are fewer samples than ranks.
     """
     if not 0 <= rank < world_size:
         raise UserError(f"rank = {rank}: must be from 0 to {world_size - 1}")
@@ -162,10 +161,8 @@ def deal_back(shards: list[Samples]) -> str:
 
 def open_shard(folder: Path, rank: int) -> Samples:
     """Memory-map the shard of ``rank`` in a folder written by :func:`write_shards`.
-
-    Raises:
-        FileNotFoundError: the folder has no files of that rank.
-        UserError: a file is damaged: its SHA-256 is not the one in index.json.
+    Raises FileNotFoundError if the folder has no files of that rank, and UserError if a
+    file is damaged: its SHA-256 is not the one in index.json.
     """
     index = read_json(folder / "index.json", "ranks")
     for path in _shard_paths(folder, rank):
@@ -186,8 +183,7 @@ def _open_array(path: Path) -> Any:
 
 def open_targets(folder: Path) -> npt.NDArray[np.uint32]:
     """Return the memory-mapped number of targets of each corpus sample, uint32 (n,)."""
-    targets: npt.NDArray[np.uint32] = _open_array(folder / "targets.npy")
-    return targets
+    return _open_array(folder / "targets.npy")
 
 
 def first_texts(folder: Path) -> list[str]:

@@ -52,11 +52,8 @@ class Strategy:
     initializes itself in :meth:`set_up`. Gradients are summed in :meth:`reduce` if the
     class derives from Flat; with DDP or FSDP in backward, and ``reduce`` does nothing.
 
-    Args:
-        model: The module to train.
-        tuning: Settings, such as section ``train`` of params.yaml.
-        group: Ranks to synchronize; None for all.
-        timed: Record buckets and their times in ``trace``.
+    ``group``: ranks to synchronize; None for all. ``timed``: record buckets and their
+    times in ``trace``.
 
     Attributes:
         has_account: True if a backward pass without communication is possible, which

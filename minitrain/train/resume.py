@@ -39,17 +39,9 @@ def run_through(
     *,
     show: str = "",
 ) -> int:
-    """Train ``worker`` for ``steps`` steps, from the newest checkpoint on, if any.
-    Collective.
-
-    Args:
-        worker: A worker that has made no step.
-        steps: Number of steps of the whole run.
-        checkpoints: Checkpoints to continue from and to write; None for none.
-        show: Name of a progress bar; empty for none.
-
-    Returns:
-        The step of the checkpoint that the run continued from, else 0.
+    """Train ``worker``, which has made no step, for ``steps`` steps in all, from the
+    newest checkpoint on, if any. ``show``: name of a progress bar; empty for none.
+    Return the step of the checkpoint that the run continued from, else 0. Collective.
 
     Raises:
         UserError: A loss is not finite, the disk is full, or another process trains

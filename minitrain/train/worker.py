@@ -27,15 +27,9 @@ REPEATED = 3
 
 
 class Worker:
-    """Model, strategy, optimizer, batches and random numbers of one rank. The
-    constructor is collective over ``group``.
-
-    Args:
-        config: Description of the run.
-        group: Ranks that train together; None for all.
-        device: Device of this rank; None for the CPU.
-        timed: The strategy records the times of its buckets.
-        observer: Called with this worker; returns its observer.
+    """Model, strategy, optimizer, batches and random numbers of one rank, on ``device``
+    (None: CPU). The constructor is collective over ``group``, the ranks that train
+    together (None: all). ``timed``: the strategy records the times of its buckets.
 
     Attributes:
         model: The plain module; ``sync`` wraps it.
