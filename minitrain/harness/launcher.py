@@ -12,9 +12,7 @@ several hosts each torchrun knows only its own ranks; the hosts are connected by
 :mod:`minitrain.harness.host_rendezvous`.
 """
 
-import importlib.util
 import logging
-import math
 import os
 import re
 import subprocess
@@ -279,18 +277,17 @@ def run_as_ranks(
     hosts: Hosts | None = None,
     timeout_s: float = 120,
 ) -> None:
-    """Run ``body`` in ``world_size`` ranks; the launcher's name, "torchrun" or
-    "launch", is passed to ``body``.
+    """Run ``body`` in ``world_size`` ranks; the launcher's name, "torchrun", is passed
+    to ``body``.
 
     In a rank started by torchrun, runs ``body``. In any other process, calls
     ``preflight``, then starts ``python -m module`` with the arguments of this process
-    under torchrun, or ``body`` through :func:`launch` on a torch build without
-    torchrun. If a rank is lost, restarts all ranks up to ``max_restarts`` times (see
-    :func:`with_restarts`). Waits ``timeout_s`` seconds for other ``hosts``, if any.
+    under torchrun. If a rank is lost, restarts all ranks up to ``max_restarts`` times
+    (see :func:`with_restarts`). Waits ``timeout_s`` seconds for other ``hosts``, if any.
 
     Raises:
-        UserError: this rank belongs to a run of another size; a rank raised it; a host
-            is missing; or there are several hosts but no torchrun.
+        UserError: this rank belongs to a run of another size; a rank raised it; or a
+            host is missing.
         RankError: a rank failed, and is not restarted.
     """
     # both are needed: torchrun variables can be inherited by a process that is no rank
@@ -305,23 +302,18 @@ def run_as_ranks(
         with as_rank():
             body("torchrun")
         return
-    has_torchrun = importlib.util.find_spec("torch.distributed.run") is not None
-
-    def start(rendezvous: HostRendezvous | None = None) -> None:
-        options: dict[str, Any] = {"threads_per_process": threads_per_process}
-        if has_torchrun:
-            options["rendezvous"] = rendezvous
-            return torchrun(module, sys.argv[1:], world_size, **options)
-        # no limit on the duration of training; hangs are detected by heartbeat
-        launch(body, world_size, "launch", timeout_s=math.inf, **options)
-
+    start = partial(
+        torchrun,
+        module,
+        sys.argv[1:],
+        world_size,
+        threads_per_process=threads_per_process,
+    )
     preflight()
     if hosts is None:
         return with_restarts(start, max_restarts)
-    if not has_torchrun:
-        raise UserError("--nnodes: requires torchrun, which this torch build omits")
     with join_hosts(hosts, timeout_s, world_size) as rendezvous:
-        with_restarts(partial(start, rendezvous), max_restarts)
+        with_restarts(partial(start, rendezvous=rendezvous), max_restarts)
 
 
 def _count_all_hosts() -> None:
