@@ -177,10 +177,8 @@ def interface_towards(address: str) -> Interface:
                 "interface with --interface"
             ) from None
         own = probe.getsockname()[0]
-    names = [one.name for one in own_interfaces() if one.address == own]
-    # a failover leaves the address at an interface that is down
-    up = interfaces_up()
-    return interface_named(next((name for name in names if name in up), names[0]))
+    name = next(one.name for one in own_interfaces() if one.address == own)
+    return interface_named(name)
 
 
 def family_of(address: str) -> socket.AddressFamily:
