@@ -22,14 +22,7 @@ from minitrain.core.files import writing
 from minitrain.core.printable import note
 from minitrain.core.signals import end_with_launcher
 from minitrain.harness import stack_dump as stack
-from minitrain.harness.failures import (
-    GAVE_UP,
-    LEFT,
-    LOST,
-    Failure,
-    failure_by,
-    write_report,
-)
+from minitrain.harness.failures import GAVE_UP, LEFT, LOST, failure_by, write_report
 
 # file in the run's folder with the pickled function and arguments
 PAYLOAD = "payload"
@@ -57,7 +50,7 @@ def as_rank() -> Iterator[Path | None]:
     # with these, torch would serve a TCP store on every interface
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         os.environ.pop(name, None)
-    folder, rank = store.parent, os.environ["RANK"]
+    folder, rank = store.parent, int(os.environ["RANK"])
     stack.keep_native_words(heartbeat.file_of(folder, rank, "words"))
     stack.answer_in(heartbeat.file_of(folder, rank, "stack"))
     # last: the launcher requests stack dumps only once the heartbeat exists
@@ -65,19 +58,16 @@ def as_rank() -> Iterator[Path | None]:
     try:
         yield folder
     except (Exception, SystemExit) as error:
-        _fail(folder, failure_by(error, int(rank), os.getpid(), place.look()))
+        failure = failure_by(error, rank, os.getpid(), place.look())
+        try:
+            write_report(folder, rank, failure)
+        except OSError as why:
+            # for example, disk full
+            note(f"{failure} (not reported: {why})")
+        if isinstance(failure, RankError):
+            time.sleep(PAUSES_S.get(failure.kind, 0.0))
+        exit_now(EXIT_USER)
     place.enter("end")
-
-
-def _fail(folder: Path, failure: Failure) -> NoReturn:
-    try:
-        write_report(folder, int(os.environ["RANK"]), failure)
-    except OSError as why:
-        # for example, disk full
-        note(f"{failure} (not reported: {why})")
-    if isinstance(failure, RankError):
-        time.sleep(PAUSES_S.get(failure.kind, 0.0))
-    exit_now(EXIT_USER)
 
 
 def exit_now(code: int) -> NoReturn:
