@@ -50,16 +50,13 @@ def init_distributed(
     timeout_s: float = 120,
     same: Mapping[str, Any] | None = None,
 ) -> tuple[int, int]:
-    """Join the process group that the environment describes.
+    """Join the process group that the environment describes; return rank, world size.
 
     Args:
         backend: ``gloo`` or ``nccl``.
         timeout_s: Limit in seconds of every wait for another rank, except that all
             ranks have at least STARTUP_S seconds to join.
         same: Plain values by name that must be equal on all ranks.
-
-    Returns:
-        The rank of this process and the world size.
 
     Raises:
         UserError: An unknown backend, an incomplete environment, nccl without enough
@@ -146,13 +143,8 @@ def wrap_for_ddp(
     model: nn.Module, process_group: dist.ProcessGroup | None = None, **options: Any
 ) -> DistributedDataParallel:
     """Return ``model`` in stock DDP, with rank 0's weights and buffers. Collective.
-
-    Delete copies of the wrapper before :func:`cleanup`.
-
-    Args:
-        model: A module with the same parameters on every rank.
-        process_group: Ranks over which gradients are averaged; None for all.
-        options: Arguments of DistributedDataParallel, such as ``bucket_cap_mb`` (MiB).
+    ``options`` are arguments of DDP. Delete copies of the wrapper before
+    :func:`cleanup`.
     """
     import_compiler()
     wrapped = DistributedDataParallel(model, process_group=process_group, **options)

@@ -18,10 +18,17 @@ def ring_sum(buffers: Sequence[Tensor]) -> Tensor:
     """Return the sum of one tensor (n,) per rank, with the bits of gloo's all-reduce.
 
     ``buffers`` have the same dtype and size, and are not changed. Chunk c is added up
-    in the order of ranks c - 1, c - 2, ..., c, modulo the world size.
+    in the order of ranks c - 1, c - 2, ..., c, modulo the world size. The last chunks
+    may be shorter than the others, or empty.
     """
-    world_size = len(buffers)
-    chunk = chunk_elements(buffers[0].nbytes, buffers[0].element_size(), world_size)
+    world_size, num_bytes = len(buffers), buffers[0].nbytes
+    element_size = buffers[0].element_size()
+    segments = max(-(-num_bytes // MAX_SEGMENT_BYTES), 2 * world_size)
+    # rounded up to multiples, of ranks and of elements
+    segments += -segments % world_size
+    segment_bytes = -(-num_bytes // segments)
+    segment_bytes += -segment_bytes % element_size
+    chunk = segments // world_size * segment_bytes // element_size
     parts = []
     for index in range(world_size):
         cut = slice(index * chunk, (index + 1) * chunk)
@@ -30,15 +37,3 @@ def ring_sum(buffers: Sequence[Tensor]) -> Tensor:
             total += buffers[(index - hop) % world_size][cut]
         parts.append(total)
     return torch.cat(parts)
-
-
-def chunk_elements(num_bytes: int, element_size: int, world_size: int) -> int:
-    """Return the number of elements in each of the ``world_size`` chunks of a buffer of
-    ``num_bytes``, as in gloo/allreduce.cc. The last chunks may be shorter, or empty.
-    """
-    segments = max(-(-num_bytes // MAX_SEGMENT_BYTES), 2 * world_size)
-    # rounded up to multiples, of ranks and of elements
-    segments += -segments % world_size
-    segment_bytes = -(-num_bytes // segments)
-    segment_bytes += -segment_bytes % element_size
-    return segments // world_size * segment_bytes // element_size

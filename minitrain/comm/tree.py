@@ -33,10 +33,8 @@ def tree_sum(buffers: Sequence[Tensor], *, out: Tensor | None = None) -> Tensor:
 
 def shards_of(rank: int, world_size: int, num_shards: int) -> list[int]:
     """Return the logical shards (fixed parts of a global batch) of ``rank``: each shard
-    s with ``s % world_size == rank``.
-
-    Neighbors in the list are added first: with 8 shards, rank 0 of 2 has 0, 4, 2, 6.
-    ``num_shards`` is ``world_size`` times a power of two.
+    s with ``s % world_size == rank``. ``num_shards`` is ``world_size`` times a power of
+    two. For example, with 8 shards rank 0 of 2 has 0, 4, 2, 6.
     """
     # tree_sum adds the most distant shards first, s and s + num_shards / 2. In this
     # order they are neighbors, so a rank keeps one sum per level of the tree instead of

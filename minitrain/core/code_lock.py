@@ -10,15 +10,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-NAME = "code.lock"
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def syntax_hash(source: str) -> str:
     """Return a hash (16 hex digits) of code, without comments, docstrings and layout.
-
-    Raises:
-        SyntaxError: ``source`` is not valid Python.
+    Raises SyntaxError if ``source`` is not valid Python.
     """
     tree = ast.parse(source)
     for node in ast.walk(tree):

@@ -64,8 +64,7 @@ def taken(load: Mapping[str, Any]) -> float:
     """Return the share of CPU time taken by other processes and the hypervisor in
     ``load``, a :func:`load_of`; unknown shares count as 0.
     """
-    shares = [load.get(key) for key in ("others_share", "steal_share")]
-    return sum(share for share in shares if share is not None)
+    return sum(load.get(key) or 0.0 for key in ("others_share", "steal_share"))
 
 
 def load_of(ranks: Iterable[Usage]) -> dict[str, Any]:

@@ -143,15 +143,10 @@ def run_stage(main: Callable[[], None]) -> None:
         if str(error) != "can't start new thread":
             raise
         _fail([NO_PROCESS])
-    except Stopped as stop:
-        _stop(stop.number)
-    except KeyboardInterrupt:
-        _stop(signal.SIGINT)
-
-
-def _stop(number: int) -> None:
-    line, code = stopped_by(number)
-    _fail([line], code)
+    except KeyboardInterrupt as stop:
+        number = stop.number if isinstance(stop, Stopped) else signal.SIGINT
+        line, code = stopped_by(number)
+        _fail([line], code)
 
 
 def _fail(lines: list[str], code: int = EXIT_USER) -> None:

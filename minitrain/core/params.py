@@ -189,8 +189,18 @@ class Params(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        size, steps = self.train.global_batch_size, self.train.grad_accumulation_steps
         for run, world_size in self.runs().items():
-            self._check_batch(run.partition("-")[0], world_size)
+            if size % world_size:
+                section = run.partition("-")[0]
+                allowed = f"a multiple of {world_size}, from {section}.world_sizes"
+                raise Problem("train.global_batch_size", size, allowed)
+            if size // world_size % steps:
+                allowed = (
+                    f"a divisor of {size // world_size}, the samples of each of "
+                    f"{world_size} processes in a step"
+                )
+                raise Problem("train.grad_accumulation_steps", steps, allowed)
         return self
 
     def with_train(self, **changes: Any) -> "Params":
@@ -204,18 +214,6 @@ class Params(Section):
             "deps": str(folder / self.model.deps),
         }
         return self.model_copy(update={"model": self.model.model_copy(update=paths)})
-
-    def _check_batch(self, section: str, world_size: int) -> None:
-        size, steps = self.train.global_batch_size, self.train.grad_accumulation_steps
-        if size % world_size:
-            allowed = f"a multiple of {world_size}, from {section}.world_sizes"
-            raise Problem("train.global_batch_size", size, allowed)
-        if size // world_size % steps:
-            allowed = (
-                f"a divisor of {size // world_size}, the samples of each of "
-                f"{world_size} processes in a step"
-            )
-            raise Problem("train.grad_accumulation_steps", steps, allowed)
 
     def all_world_sizes(self) -> list[int]:
         """Return 1 and the world sizes of all backends, ascending."""

@@ -14,7 +14,10 @@ LONGEST_LINE = 2000
 
 def printable(line: str) -> str:
     """Return ``line`` escaped for a terminal, shortened to :data:`LONGEST_LINE`."""
-    return "".join(map(_escaped, shortened(line, LONGEST_LINE)))
+    return "".join(
+        one if one.isprintable() else one.encode("unicode_escape").decode("ascii")
+        for one in shortened(line, LONGEST_LINE)
+    )
 
 
 def as_lines(lines: Iterable[str]) -> str:
@@ -33,9 +36,3 @@ def shortened(text: str, longest: int) -> str:
         return text
     left = (longest - len("...")) // 2
     return f"{text[:left]}...{text[-left:]}"
-
-
-def _escaped(character: str) -> str:
-    if character.isprintable():
-        return character
-    return character.encode("unicode_escape").decode("ascii")

@@ -21,18 +21,13 @@ from minitrain.core.errors import UserError
 CODE = ("*.py", "*params.yaml", "*dvc.yaml", "requirements.lock")
 
 
-def installed_torch() -> str:
-    """Return the installed torch version with its build, such as ``2.13.0+cpu``."""
-    return version("torch")
-
-
 def require_torch(pinned: str) -> None:
     """Raise UserError if the installed torch release is not ``pinned`` (any build)."""
-    installed = installed_torch()
-    if installed.split("+")[0] != pinned:
+    installed = version("torch").partition("+")[0]
+    if installed != pinned:
         raise UserError(
             f"params.yaml: environment.torch = {pinned!r}: must be the release that is "
-            f"installed, {installed.split('+')[0]!r}"
+            f"installed, {installed!r}"
         )
 
 
@@ -48,7 +43,7 @@ def machine(gpu: str | None = None) -> dict[str, Any]:
         "memory_gib": round(pages * os.sysconf("SC_PAGE_SIZE") / 2**30),
         "kernel": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
-        "torch": installed_torch(),
+        "torch": version("torch"),
     }
 
 
@@ -99,7 +94,7 @@ def bits_depend_on(threads: int) -> dict[str, Any]:
     """
     return {
         "cpu": _cpu_name(),
-        "torch": installed_torch(),
+        "torch": version("torch"),
         "threads_per_process": threads,
     }
 

@@ -66,13 +66,9 @@ S = TypeVar("S", bound=Section)
 class Problem(UserError, ValueError):
     """UserError that pydantic collects as a validation error of a section.
 
-    ``key`` is relative to the section that raises the error (:func:`load` adds the
-    prefix); ``allowed`` describes the allowed values.
+    ``args``: the key, relative to the section that raises the error (:func:`load` adds
+    the prefix); its value; a description of the allowed values.
     """
-
-    # args only, so that it can be pickled in a rank
-    def __init__(self, key: str, value: object, allowed: str) -> None:
-        super().__init__(key, value, allowed)
 
     def __str__(self) -> str:
         key, value, allowed = self.args

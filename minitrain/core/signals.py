@@ -96,10 +96,8 @@ def stoppable() -> Iterator[None]:
             signal.alarm(GRACE_S)
             raise Stopped(number)
 
-    before = {s: signal.getsignal(s) for s in STOPS}
-    before = {s: how for s, how in before.items() if how != signal.SIG_IGN}
-    for one in before:
-        signal.signal(one, stop)
+    caught = [one for one in STOPS if signal.getsignal(one) != signal.SIG_IGN]
+    before = {one: signal.signal(one, stop) for one in caught}
     try:
         yield
     finally:

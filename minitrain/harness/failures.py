@@ -39,8 +39,7 @@ Failure = RankError | UserError
 
 def name_of(rank: int, pid: int) -> str:
     """Return the name of a rank in messages, with its pid and host."""
-    process = f"process {pid}" if pid else "never started"
-    return f"rank {rank} ({process} on {socket.gethostname()})"
+    return f"rank {rank} (process {pid} on {socket.gethostname()})"
 
 
 def failure_by(error: BaseException, rank: int, pid: int, seen: Seen) -> Failure:
@@ -127,7 +126,9 @@ def _ended(folder: Path, rank: int, code: int) -> tuple[str, int, str]:
     what = f"killed by {names.get(-code, f'signal {-code}')}"
     if -code in (signal.SIGKILL, signal.SIGTERM):
         return what, KILLED if -code == signal.SIGKILL else TERMINATED, ""
-    where = str(stack.of_crash(stack.read(file_of(folder, rank, "stack"))))
+    # a crash dump ends with the main thread
+    dump = stack.read(file_of(folder, rank, "stack"))
+    where = str(stack.Stack(dump.rpartition("Thread 0x")[2]))
     if mismatch := MISMATCH.search(words):
         got, expected = mismatch.groups()
         what = (
@@ -141,12 +142,10 @@ def _ended(folder: Path, rank: int, code: int) -> tuple[str, int, str]:
     return what, CRASHED, where
 
 
-def began_it(failure: Failure, first: Container[int | None]) -> bool:
+def began_it(failure: RankError, first: Container[int | None]) -> bool:
     """Return True if the rank is in ``first`` (ranks that exited before any rank was
-    terminated) and another rank did not cause its failure. False for a UserError.
+    terminated) and another rank did not cause its failure.
     """
-    if isinstance(failure, UserError):
-        return False
     return failure.rank in first and failure.kind < LEFT
 
 

@@ -42,8 +42,6 @@ PAUSE_S = 1.0
 REPORT_S = 0.5
 # limit of waits for a rank that is stopped before it sets one
 STOPPED_S = 30.0
-# phase without a limit: user code that need not update the heartbeat
-UNWATCHED = "start"
 # phases that may be slower than a step: imports, rendezvous, building, writing results
 SLOW = ("", "setup", "write")
 # delay after the early exit of a rank until the others are terminated; torchrun waits
@@ -109,7 +107,8 @@ class _Rank:
         # Python unregisters the dump handler at exit, so that the signal would kill
         at_work = self.report is None and phase not in ("", "end")
         self.can_answer = at_work and state is State.RUNS
-        watched_s = 0.0 if phase == UNWATCHED else self.unchanged_s
+        # user code that need not update the heartbeat stays in phase start
+        watched_s = 0.0 if phase == "start" else self.unchanged_s
         self.is_late = (self.stopped_s or watched_s) >= self.limit_s
 
     @property
@@ -283,13 +282,9 @@ class HangMonitor:
         if self._failed is not None or self.verdict is not None:
             return self._failed or self.verdict
         cause = root_cause(failures_of(self._folder, self._pids(), codes), self.first)
-        if (
-            self.followed
-            and isinstance(cause, RankError)
-            and not began_it(cause, self.first)
-        ):
-            # they were killed because ranks of another host failed
-            cause.of_another = True
+        if self.followed and isinstance(cause, RankError):
+            # else the rank was killed because ranks of another host failed
+            cause.of_another |= not began_it(cause, self.first)
         return cause
 
 

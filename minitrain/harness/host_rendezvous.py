@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
@@ -327,24 +326,22 @@ def find(hosts: Hosts, timeout_s: float) -> Store:
                     "not running, or a firewall blocks the connection"
                 ) from None
         time.sleep(POLL_S)
-    found: SimpleQueue[Store | None] = SimpleQueue()
+    found: list[Store] = []
 
     def connect() -> None:
         with suppress(dist.DistError):
-            found.put(_store_at(hosts, timeout_s))
-        found.put(None)
+            found.append(_store_at(hosts, timeout_s))
 
     # in a thread: torch waits forever for a server that accepts but never answers
-    threading.Thread(target=connect, daemon=True).start()
-    store = None
-    with suppress(Empty):
-        store = found.get(timeout=max(1.0, deadline - time.monotonic()))
-    if store is None:
+    connecting = threading.Thread(target=connect, daemon=True)
+    connecting.start()
+    connecting.join(max(1.0, deadline - time.monotonic()))
+    if not found:
         raise UserError(
             f"--rdzv-endpoint: {hosts.endpoint}: answered by another program, or by a "
             "minitrain run that has just ended"
         )
-    return store
+    return found[0]
 
 
 def _store_at(hosts: Hosts, timeout_s: float) -> Store:

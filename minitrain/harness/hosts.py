@@ -94,8 +94,7 @@ def hosts_of(arguments: argparse.Namespace) -> Hosts | None:
         given = {"rdzv-endpoint": endpoint, "node-rank": number, "interface": name}
         for option, value in given.items():
             if value is not None:
-                line = f"--{option} = {value!r}: requires --nnodes"
-                raise UserError(line)
+                raise UserError(f"--{option} = {value!r}: requires --nnodes")
         return None
     if count < 1:
         raise UserError(f"--nnodes = {count}: must be at least 1")
@@ -133,31 +132,25 @@ def own_interfaces() -> list[Interface]:
     """Return every address of this host with its interface, in gloo's order."""
     import psutil
 
-    families = (socket.AF_INET, socket.AF_INET6)
     return [
         Interface(name, one.address.partition("%")[0])
         for name, addresses in psutil.net_if_addrs().items()
         for one in addresses
-        if one.family in families
+        if one.family in (socket.AF_INET, socket.AF_INET6)
     ]
 
 
-def interfaces_up() -> dict[str, Interface]:
-    """Return the interfaces that are up and have an address, by name."""
+def interface_named(name: str) -> Interface:
+    """Return interface ``name``; raises UserError if it has no address or is down."""
     import psutil
 
-    up = {name for name, state in psutil.net_if_stats().items() if state.isup}
-    return {
+    up = {one for one, state in psutil.net_if_stats().items() if state.isup}
+    known = {
         one.name: one
         for one in reversed(own_interfaces())
         # a label belongs to the interface before the colon
         if one.name.partition(":")[0] in up
     }
-
-
-def interface_named(name: str) -> Interface:
-    """Return interface ``name``; raises UserError if it has no address or is down."""
-    known = interfaces_up()
     if name not in known:
         names = ", ".join(sorted(known))
         line = f"must be one of {names}, which are up and have an address"
@@ -177,10 +170,8 @@ def interface_towards(address: str) -> Interface:
                 "interface with --interface"
             ) from None
         own = probe.getsockname()[0]
-    names = [one.name for one in own_interfaces() if one.address == own]
-    # a failover leaves the address at an interface that is down
-    up = interfaces_up()
-    return interface_named(next((name for name in names if name in up), names[0]))
+    name = next(one.name for one in own_interfaces() if one.address == own)
+    return interface_named(name)
 
 
 def family_of(address: str) -> socket.AddressFamily:

@@ -1,8 +1,6 @@
 """Launchers of ranks: a function from Python or a notebook, or a module under torchrun.
 
-:func:`run_as_ranks` makes one script both launcher and rank, on one or more hosts. Lost
-ranks are restarted from the newest checkpoint; user errors are not. A bug first looks
-like a lost rank; when it recurs at the same step, it is raised.
+:func:`run_as_ranks` makes one script both launcher and rank, on one or more hosts.
 
 Ranks rendezvous through a file in a private folder, a failure is raised as one
 exception that names the rank, and no process is left behind: ranks exit with the
@@ -12,9 +10,7 @@ several hosts each torchrun knows only its own ranks; the hosts are connected by
 :mod:`minitrain.harness.host_rendezvous`.
 """
 
-import importlib.util
 import logging
-import math
 import os
 import re
 import subprocess
@@ -124,7 +120,9 @@ def launch(
 
 
 def _start(environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+    # at the end, the working folder: a caller may have imported one of its modules by
+    # path, as pytest does in importlib mode
+    path = os.pathsep.join(entry or os.getcwd() for entry in [*sys.path, ""])
     return subprocess.Popen(
         # -P: a file of the working folder must not hide a module
         [sys.executable, "-P", "-m", "minitrain.harness.rank"],
@@ -153,7 +151,10 @@ def torchrun(
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    _silence("torch.distributed")
+    # errors are raised as exceptions instead
+    for name in list(logging.root.manager.loggerDict):
+        if name.startswith("torch.distributed"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
     attempt = rendezvous.attempt if rendezvous else "attempt-1"
     here = rendezvous.hosts.ranks_here(world_size) if rendezvous else world_size
     begin = rendezvous.number * here if rendezvous else 0
@@ -190,11 +191,10 @@ def torchrun(
 
 
 def _options(folder: Path, num_ranks: int, attempt: str) -> list[str]:
-    from torch.distributed import run
     from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 
     rendezvous_handler_registry.register(RENDEZVOUS, _rendezvous)
-    options = [
+    return [
         "--nnodes=1",
         f"--rdzv-backend={RENDEZVOUS}",
         f"--rdzv-id={attempt}",
@@ -203,11 +203,9 @@ def _options(folder: Path, num_ranks: int, attempt: str) -> list[str]:
         # torchrun would forward signals, and each rank print a traceback. Stages raise
         # an exception (minitrain.core.signals), on which torchrun sends SIGTERM.
         "--signals-to-handle=none",
+        # seconds until SIGKILL
+        "--shutdown-timeout=2",
     ]
-    # seconds until SIGKILL; torch 2.11 has no such option, and waits 30
-    if "--shutdown-timeout" in run.get_args_parser().format_usage():
-        options.append("--shutdown-timeout=2")
-    return options
 
 
 def _rendezvous(parameters: Any) -> Any:
@@ -261,13 +259,6 @@ def _ranks_among_children(folder: Path) -> dict[int, int]:
     return found
 
 
-def _silence(package: str) -> None:
-    # errors are raised as exceptions instead
-    for name in list(logging.root.manager.loggerDict):
-        if name.startswith(package):
-            logging.getLogger(name).setLevel(logging.CRITICAL)
-
-
 def run_as_ranks(
     module: str,
     body: Callable[[str], None],
@@ -279,18 +270,17 @@ def run_as_ranks(
     hosts: Hosts | None = None,
     timeout_s: float = 120,
 ) -> None:
-    """Run ``body`` in ``world_size`` ranks; the launcher's name, "torchrun" or
-    "launch", is passed to ``body``.
+    """Run ``body`` in ``world_size`` ranks; the launcher's name, "torchrun", is passed
+    to ``body``.
 
     In a rank started by torchrun, runs ``body``. In any other process, calls
     ``preflight``, then starts ``python -m module`` with the arguments of this process
-    under torchrun, or ``body`` through :func:`launch` on a torch build without
-    torchrun. If a rank is lost, restarts all ranks up to ``max_restarts`` times (see
-    :func:`with_restarts`). Waits ``timeout_s`` seconds for other ``hosts``, if any.
+    under torchrun, and again if a rank is lost (see :func:`with_restarts`). Waits
+    ``timeout_s`` seconds for other ``hosts``, if any.
 
     Raises:
-        UserError: this rank belongs to a run of another size; a rank raised it; a host
-            is missing; or there are several hosts but no torchrun.
+        UserError: this rank belongs to a run of another size; a rank raised it; or a
+            host is missing.
         RankError: a rank failed, and is not restarted.
     """
     # both are needed: torchrun variables can be inherited by a process that is no rank
@@ -305,23 +295,18 @@ def run_as_ranks(
         with as_rank():
             body("torchrun")
         return
-    has_torchrun = importlib.util.find_spec("torch.distributed.run") is not None
-
-    def start(rendezvous: HostRendezvous | None = None) -> None:
-        options: dict[str, Any] = {"threads_per_process": threads_per_process}
-        if has_torchrun:
-            options["rendezvous"] = rendezvous
-            return torchrun(module, sys.argv[1:], world_size, **options)
-        # no limit on the duration of training; hangs are detected by heartbeat
-        launch(body, world_size, "launch", timeout_s=math.inf, **options)
-
+    start = partial(
+        torchrun,
+        module,
+        sys.argv[1:],
+        world_size,
+        threads_per_process=threads_per_process,
+    )
     preflight()
     if hosts is None:
         return with_restarts(start, max_restarts)
-    if not has_torchrun:
-        raise UserError("--nnodes: requires torchrun, which this torch build omits")
     with join_hosts(hosts, timeout_s, world_size) as rendezvous:
-        with_restarts(partial(start, rendezvous), max_restarts)
+        with_restarts(partial(start, rendezvous=rendezvous), max_restarts)
 
 
 def _count_all_hosts() -> None:

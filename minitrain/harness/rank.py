@@ -7,12 +7,10 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import cloudpickle
 import torch
@@ -24,14 +22,7 @@ from minitrain.core.files import writing
 from minitrain.core.printable import note
 from minitrain.core.signals import end_with_launcher
 from minitrain.harness import stack_dump as stack
-from minitrain.harness.failures import (
-    GAVE_UP,
-    LEFT,
-    LOST,
-    Failure,
-    failure_by,
-    write_report,
-)
+from minitrain.harness.failures import GAVE_UP, LEFT, LOST, failure_by, write_report
 
 # file in the run's folder with the pickled function and arguments
 PAYLOAD = "payload"
@@ -59,7 +50,7 @@ def as_rank() -> Iterator[Path | None]:
     # with these, torch would serve a TCP store on every interface
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         os.environ.pop(name, None)
-    folder, rank = store.parent, os.environ["RANK"]
+    folder, rank = store.parent, int(os.environ["RANK"])
     stack.keep_native_words(heartbeat.file_of(folder, rank, "words"))
     stack.answer_in(heartbeat.file_of(folder, rank, "stack"))
     # last: the launcher requests stack dumps only once the heartbeat exists
@@ -67,19 +58,16 @@ def as_rank() -> Iterator[Path | None]:
     try:
         yield folder
     except (Exception, SystemExit) as error:
-        _fail(folder, failure_by(error, int(rank), os.getpid(), place.look()))
+        failure = failure_by(error, rank, os.getpid(), place.look())
+        try:
+            write_report(folder, rank, failure)
+        except OSError as why:
+            # for example, disk full
+            note(f"{failure} (not reported: {why})")
+        if isinstance(failure, RankError):
+            time.sleep(PAUSES_S.get(failure.kind, 0.0))
+        exit_now(EXIT_USER)
     place.enter("end")
-
-
-def _fail(folder: Path, failure: Failure) -> NoReturn:
-    try:
-        write_report(folder, int(os.environ["RANK"]), failure)
-    except OSError as why:
-        # for example, disk full
-        note(f"{failure} (not reported: {why})")
-    if isinstance(failure, RankError):
-        time.sleep(PAUSES_S.get(failure.kind, 0.0))
-    exit_now(EXIT_USER)
 
 
 def exit_now(code: int) -> NoReturn:
@@ -91,23 +79,10 @@ def exit_now(code: int) -> NoReturn:
     os._exit(code)
 
 
-class WorkingFolder(MetaPathFinder):
-    """Finder, the last in ``sys.meta_path``, for modules in the working folder: a
-    caller may have imported one by its path, as pytest does in ``importlib`` mode.
-    """
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: Any = None
-    ) -> ModuleSpec | None:
-        """Return the spec of a top-level module in the working folder, else None."""
-        return PathFinder.find_spec(name, [os.getcwd()]) if path is None else None
-
-
 def main() -> None:
     """Run the function passed to :func:`~minitrain.harness.launcher.launch`."""
     with as_rank() as folder:
         assert folder is not None
-        sys.meta_path.append(WorkingFolder())
         dtype, fn, args = cloudpickle.loads((folder / PAYLOAD).read_bytes())
         torch.set_default_dtype(dtype)
         result = cloudpickle.dumps(fn(*args))

@@ -50,11 +50,10 @@ def private_folder() -> Iterator[Path]:
         os.close(lock)
 
 
-def remove_abandoned() -> list[Path]:
+def remove_abandoned() -> None:
     """Remove folders of :func:`private_folder` of this user on this host that no
-    running process has locked, and return their paths.
+    running process has locked.
     """
-    removed = []
     # exactly mkdtemp's 8 characters: another host's name may start with this one's
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}{'?' * 8}"):
         # another user may have created a link or a pipe there
@@ -64,6 +63,4 @@ def remove_abandoned() -> list[Path]:
                 if os.fstat(lock).st_uid == os.geteuid():
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     shutil.rmtree(folder, ignore_errors=True)
-                    removed.append(folder)
             os.close(lock)
-    return removed

@@ -105,11 +105,6 @@ def read(file: Path) -> str:
     return ""
 
 
-def of_crash(text: str) -> Stack:
-    """Return the stack of the main thread, the last one in the crash dump ``text``."""
-    return Stack(text.split("Thread 0x")[-1])
-
-
 def keep_native_words(file: Path) -> None:
     """Redirect the stderr of C and C++ libraries, but not of Python, to ``file``: the
     launcher condenses the page that they print before an abort into one line.

@@ -99,18 +99,6 @@ def test_interface_that_is_down_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
     assert found.is_first
 
 
-def test_of_two_interfaces_with_one_address_the_one_that_is_up_is_taken(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A failover leaves the address at the other."""
-    monkeypatch.undo()
-    both = [Interface("eth9", "127.0.0.1"), LOOPBACK]
-    monkeypatch.setattr(hosts, "own_interfaces", lambda: both)
-    states = {"eth9": SimpleNamespace(isup=False), "lo": SimpleNamespace(isup=True)}
-    monkeypatch.setattr(psutil, "net_if_stats", lambda: states)
-    assert hosts.interface_towards("127.0.0.1") == LOOPBACK
-
-
 def test_of_two_families_gloo_takes_ipv4(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     both = [LOOPBACK, Interface("lo", "::1")]
