@@ -1,6 +1,8 @@
 """Launchers of ranks: a function from Python or a notebook, or a module under torchrun.
 
-:func:`run_as_ranks` makes one script both launcher and rank, on one or more hosts.
+:func:`run_as_ranks` makes one script both launcher and rank, on one or more hosts. Lost
+ranks are restarted from the newest checkpoint; user errors are not. A bug first looks
+like a lost rank; when it recurs at the same step, it is raised.
 
 Ranks rendezvous through a file in a private folder, a failure is raised as one
 exception that names the rank, and no process is left behind: ranks exit with the
@@ -151,10 +153,7 @@ def torchrun(
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    # errors are raised as exceptions instead
-    for name in list(logging.root.manager.loggerDict):
-        if name.startswith("torch.distributed"):
-            logging.getLogger(name).setLevel(logging.CRITICAL)
+    _silence("torch.distributed")
     attempt = rendezvous.attempt if rendezvous else "attempt-1"
     here = rendezvous.hosts.ranks_here(world_size) if rendezvous else world_size
     begin = rendezvous.number * here if rendezvous else 0
@@ -191,10 +190,11 @@ def torchrun(
 
 
 def _options(folder: Path, num_ranks: int, attempt: str) -> list[str]:
+    from torch.distributed import run
     from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 
     rendezvous_handler_registry.register(RENDEZVOUS, _rendezvous)
-    return [
+    options = [
         "--nnodes=1",
         f"--rdzv-backend={RENDEZVOUS}",
         f"--rdzv-id={attempt}",
@@ -203,9 +203,11 @@ def _options(folder: Path, num_ranks: int, attempt: str) -> list[str]:
         # torchrun would forward signals, and each rank print a traceback. Stages raise
         # an exception (minitrain.core.signals), on which torchrun sends SIGTERM.
         "--signals-to-handle=none",
-        # seconds until SIGKILL
-        "--shutdown-timeout=2",
     ]
+    # seconds until SIGKILL; torch 2.11 has no such option, and waits 30
+    if "--shutdown-timeout" in run.get_args_parser().format_usage():
+        options.append("--shutdown-timeout=2")
+    return options
 
 
 def _rendezvous(parameters: Any) -> Any:
@@ -259,6 +261,13 @@ def _ranks_among_children(folder: Path) -> dict[int, int]:
     return found
 
 
+def _silence(package: str) -> None:
+    # errors are raised as exceptions instead
+    for name in list(logging.root.manager.loggerDict):
+        if name.startswith(package):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
 def run_as_ranks(
     module: str,
     body: Callable[[str], None],
@@ -275,8 +284,8 @@ def run_as_ranks(
 
     In a rank started by torchrun, runs ``body``. In any other process, calls
     ``preflight``, then starts ``python -m module`` with the arguments of this process
-    under torchrun, and again if a rank is lost (see :func:`with_restarts`). Waits
-    ``timeout_s`` seconds for other ``hosts``, if any.
+    under torchrun. If a rank is lost, restarts all ranks up to ``max_restarts`` times
+    (see :func:`with_restarts`). Waits ``timeout_s`` seconds for other ``hosts``, if any.
 
     Raises:
         UserError: this rank belongs to a run of another size; a rank raised it; or a
