@@ -122,9 +122,7 @@ def launch(
 
 
 def _start(environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    # at the end, the working folder: a caller may have imported one of its modules by
-    # path, as pytest does in importlib mode
-    path = os.pathsep.join(entry or os.getcwd() for entry in [*sys.path, ""])
+    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     return subprocess.Popen(
         # -P: a file of the working folder must not hide a module
         [sys.executable, "-P", "-m", "minitrain.harness.rank"],

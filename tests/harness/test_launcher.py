@@ -95,6 +95,8 @@ def test_working_folder_has_modules_and_hides_none(tmp_path: Path) -> None:
         "import minitrain\ndef answer():\n    return minitrain.__file__\n"
     )
     (tmp_path / "json.py").write_text("raise SystemExit('not this one')\n")
+    # minitrain itself is found by the last finder if it is installed to be edited
+    (tmp_path / "minitrain").mkdir()
     done = run_python("-P", "-c", IMPORTED, folder=tmp_path)
     assert done.stdout == f"[{minitrain.__file__!r}]\n", done.stderr
 
