@@ -60,7 +60,6 @@ class SavedTensors(dict[str, Tensor]):
         self._folder = folder
         if folder is not None:
             folder.mkdir()
-        # paths by the key of their tensor
         self.files: dict[str, str] = {}
 
     def __setitem__(self, key: str, tensor: Tensor) -> None:
@@ -145,19 +144,8 @@ def _be_a_rank(
         return finished
 
 
-@alone()
-def run_replay(
-    config: RunConfig,
-    run: Evidence,
-    world_size: int,
-    keep: int | None = None,
-    show: str = "",
-) -> Evidence:
-    """Replay ``run`` in this process; return the evidence. See :func:`run_ranks`."""
-    return replay(config, run.rows, world_size, keep=keep, show=show)
-
-
-# train one process with whole batches; the same from weights one rounding unit away
+# repeat a run; train one process with whole batches, and from weights one unit away
+run_replay = alone()(replay)
 run_alone = alone()(runs.run_one_process)
 run_twin = alone()(runs.run_twin)
 
