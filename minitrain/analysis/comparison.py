@@ -62,14 +62,10 @@ class Comparison:
         return self.low > 1 or self.high < 1
 
     @property
-    def exceeds_floor(self) -> bool:
-        """True if the faster arm leads by more than the noise floor."""
-        return max(self.ratio, 1 / self.ratio) - 1 > self.noise_floor
-
-    @property
     def verdict(self) -> SpeedVerdict:
         """Verdict on arm A: UNDECIDED if 1 is in the interval, or within the floor."""
-        if not (self.excludes_one and self.exceeds_floor):
+        lead = max(self.ratio, 1 / self.ratio) - 1
+        if not (self.excludes_one and lead > self.noise_floor):
             return SpeedVerdict.UNDECIDED
         return SpeedVerdict.FASTER if self.ratio > 1 else SpeedVerdict.SLOWER
 
