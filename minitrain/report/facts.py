@@ -29,9 +29,7 @@ Json = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Facts:
-    """Input of the report: results of the stages, and quantities derived from them.
-
-    A run of W processes is named ``gloo-W`` or ``nccl-W``.
+    """Input of the report. A run of W processes is named ``gloo-W`` or ``nccl-W``.
 
     ``provenance``, ``first_texts``, ``equivalence``, ``timing`` and ``losses`` have one
     entry per configured run, in that order. ``account`` (times of the components of a
@@ -188,11 +186,6 @@ class Facts:
         """Shares of step time of :attr:`run` by component; empty if none was timed."""
         account = self.accounts.get(self.run)
         return shares_of(account) if account else {}
-
-    @property
-    def is_split(self) -> bool:
-        """True if the backward pass is split into computing and communication."""
-        return "backward_compute_ms" in self.shares
 
     @property
     def compute(self) -> dict[str, float]:

@@ -80,8 +80,8 @@ def test_shares_are_those_of_the_account() -> None:
     # the ceiling says 16.4 / 19 = 0.863: within 5 % of a step
     assert f.account_agrees
     assert not with_account(f, wait_ms=15.0).account_agrees
-    assert f.is_split
-    assert not with_parts(f, UNSPLIT).is_split
+    assert "backward_compute_ms" in f.shares
+    assert "backward_compute_ms" not in with_parts(f, UNSPLIT).shares
     assert with_parts(f, {"step_ms": None}).shares == {}
     # one process waits for no other
     assert "wait_ms" not in facts([1]).shares
