@@ -30,10 +30,8 @@ TIMES = ("step_p50_ms", "allreduce_p50_ms", "allreduce_p95_ms")
 
 def publish(project: Project) -> str:
     """Write charts, tables, manifest and page; return the headline of the report.
-
-    Raises:
-        EvidenceError: A check failed; its stage has published that already.
-        UserError: A run was not measured, or a file is damaged.
+    Raises EvidenceError if a check failed, which its stage has published already, and
+    UserError if a run was not measured or a file is damaged.
     """
     params, metrics = load_params(project.params), project.metrics
     source = metrics / "equivalence.json"
@@ -148,8 +146,7 @@ def _over(opponent: str, one: Comparison, busy: str | None) -> dict[str, Any]:
 
 def summary(f: Facts) -> dict[str, Any]:
     """Return the content of metrics/summary.json, described in docs/reference/files.md.
-
-    Values of a busy machine are None, and ``machine_busy`` names the stage or run.
+    Values of a busy machine are None.
     """
     busy = {"baseline": f.busy, **{run: f.busy_during(run) for run in f.timing}}
     return {

@@ -28,11 +28,8 @@ class Project:
 
 def read_facts(project: Project, params: Params, equivalence: dict[str, Any]) -> Facts:
     """Read the results of the runs in ``params``; files of other runs are ignored.
-
-    ``equivalence`` is the content of metrics/equivalence.json.
-
-    Raises:
-        UserError: A file is missing, damaged or incomplete.
+    ``equivalence`` is the content of metrics/equivalence.json. Raises UserError if a
+    file is missing, damaged or incomplete.
     """
     runs, metrics, baseline = params.runs(), project.metrics, project.baseline
     folders, root = {run: project.runs / run for run in runs}, project.params.parent

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 Tensors = dict[str, Tensor]
-# the result of one check
 Rung = dict[str, Any]
 HASHED = {"gradients": "gradients", "after": "parameters"}
 Rows = Mapping[tuple[int, int], Mapping[str, Any]]
