@@ -21,7 +21,6 @@ from minitrain.proof.witness.passes import (
     Pass,
     State,
     failure,
-    gap,
     size,
 )
 from minitrain.proof.witness.record import (
@@ -209,7 +208,7 @@ def _rounding(
         one = computer.own_precision(start, groups, bits, evaluate)
         loss = max(loss, abs(one.loss - right.loss))
         for name, wanted in right.gradients.items():
-            far[name] = max(far[name], gap(one.of(name, wanted), wanted))
+            far[name] = max(far[name], size(one.of(name, wanted) - wanted))
     # a Pass of distances: of the loss, and for each tensor one number
     gradients = {name: torch.tensor(apart) for name, apart in far.items()}
     return Pass(loss, gradients, unit=one.unit)
