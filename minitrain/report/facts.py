@@ -36,10 +36,7 @@ class Facts:
     step) has the columns run, rank, part (a key of the account in timing.json),
     mean_ms, low_ms, high_ms. A step uses ``batch_size`` of ``num_samples``. ``bugs`` is
     the result of the study ``zoo`` (injected bugs), with ``since``, the later changes
-    of its code.
-
-    Raises:
-        UserError: The timings come from more than one machine.
+    of its code. Raises UserError if the timings come from more than one machine.
     """
 
     seed: int
@@ -68,8 +65,6 @@ class Facts:
         }
         require_one_machine(machines)
 
-    # The run that the findings are about: the largest gloo run.
-
     @property
     def world_size(self) -> int:
         """Number of processes of the largest gloo run."""
@@ -93,8 +88,7 @@ class Facts:
     @property
     def machine(self) -> Json:
         """Facts about the machine on which everything was measured."""
-        machine: Json = self.baseline_provenance["machine"]
-        return machine
+        return dict(self.baseline_provenance["machine"])
 
     def hosts(self, run: str) -> int:
         """Return the number of hosts of ``run``."""
@@ -170,8 +164,6 @@ class Facts:
         study, size = self.collectives_study, self.made["gradient_bytes"]
         return bare_allreduce(study, self.machine, self.world_size, size)
 
-    # Time: the step account, which divides the time of a step into components.
-
     @cached_property
     def accounts(self) -> dict[str, Json]:
         """Step account (mean ms by component) of every run with usable timings."""
@@ -230,8 +222,6 @@ class Facts:
         """True if DDP's log and our clock agree within 5 %."""
         limit = 100 * AGREE_WITHIN
         return all(abs(part["difference_pct"]) <= limit for part in self.ddp_log)
-
-    # Equivalence: verdicts, checks and losses.
 
     def verdict(self, run: str) -> str:
         """Return the verdict on ``run`` in metrics/equivalence.json."""

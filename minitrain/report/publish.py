@@ -93,6 +93,8 @@ def manifest(f: Facts) -> dict[str, Any]:
         if world_size in f.gloo_world_sizes and not f.busy
     }
     made, timing = f.made, _measured(f, f.run)
+    # why several processes are faster or slower
+    notes = f"{sentence('speed_notes', f)} {sentence('account_notes', f)}"
     # relative increase of the step time
     cost_pct = round(100 * (1 / f.instrument_cost.ratio - 1), 2)
     return {
@@ -107,7 +109,7 @@ def manifest(f: Facts) -> dict[str, Any]:
         "tokens_per_sec_1proc": speeds.get(1),
         "tokens_per_sec_2proc": speeds.get(2),
         "byte_equivalent": byte_equivalent(f.equivalence[f.run]),
-        "lesson_notes": lesson_notes(f),
+        "lesson_notes": notes.strip(),
         "launcher": made["launcher"],
         "verdict": f.verdict(f.run),
         "verdicts": {
@@ -124,7 +126,7 @@ def manifest(f: Facts) -> dict[str, Any]:
         **_over("one_process", f.against_one, f.busy),
         **_over("all_cores", f.against_all_cores, f.busy),
         "torch": f.machine["torch"],
-        "machine": dict(f.machine),
+        "machine": f.machine,
         "git_commit": made["git_commit"],
         "code_sha256": made["code_sha256"],
         "baseline_code_sha256": f.baseline_provenance["code_sha256"],
@@ -132,11 +134,6 @@ def manifest(f: Facts) -> dict[str, Any]:
         "baseline_measured_at": f.baseline_provenance["measured_at"],
         "params_sha256": f.params_sha256,
     }
-
-
-def lesson_notes(f: Facts) -> str:
-    """Return the paragraph that explains why N processes are faster or slower."""
-    return f"{sentence('speed_notes', f)} {sentence('account_notes', f)}".strip()
 
 
 def _over(opponent: str, one: Comparison, busy: str | None) -> dict[str, Any]:
