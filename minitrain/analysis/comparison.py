@@ -80,11 +80,9 @@ class Rounds:
 
     ``rounds`` has one row per round and arm with the columns of ``COLUMNS``: tokens are
     target tokens without padding, seconds are wall time. Rows of arms not in ``arms``
-    are ignored; ``repeats`` are the A/A pairs, an arm and its duplicate.
-
-    Raises:
-        UserError: An arm has fewer than ``MIN_ROUNDS`` rounds or misses one, or a value
-            is not positive. The message names the file ``source``.
+    are ignored; ``repeats`` are the A/A pairs, an arm and its duplicate. Raises
+    UserError, which names the file ``source``, if an arm has fewer than ``MIN_ROUNDS``
+    rounds or misses one, or if a value is not positive.
     """
 
     def __init__(
@@ -165,10 +163,8 @@ class Rounds:
         return math.expm1(max(abs(low), abs(high), standard_error))
 
     def _log_ratios(self, arm_a: str, arm_b: str) -> npt.NDArray[np.float64]:
-        ratios: npt.NDArray[np.float64] = np.log(
-            (self._speeds[arm_a] / self._speeds[arm_b]).to_numpy(np.float64)
-        )
-        return ratios
+        ratios = self._speeds[arm_a] / self._speeds[arm_b]
+        return np.log(ratios.to_numpy(np.float64))
 
 
 def baseline_rounds(

@@ -1,9 +1,8 @@
 """The reference run (one process on whole batches), and the ladders of all runs.
 
 The reference uses the replay's training loop, not the ranks'. Unstable training
-amplifies rounding without bound, which no tolerance distinguishes from a fault. The
-perturbed run (twin) measures it: its initial weights are one ULP away, in the coarsest
-dtype that the model casts to. ``evidence`` is the verify stage's folder.
+amplifies rounding without bound, which no tolerance distinguishes from a fault; the
+perturbed run (twin) measures it. ``evidence`` is the verify stage's folder.
 """
 
 from collections.abc import Callable, Iterator
