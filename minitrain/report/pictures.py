@@ -123,8 +123,7 @@ def _stack(axes: Axes, row: int, account: Mapping[str, Any], widest: float) -> N
     places = spread([middle for middle, *_ in narrow], 0.045 * widest)
     for x, (middle, value, color) in zip(places, narrow, strict=True):
         axes.plot([middle, x], [row - 0.26, row - 0.33], color=color, linewidth=1)
-        said = f"{value:.1f}"
-        axes.text(x, row - 0.34, said, ha="center", va="bottom", fontsize=8)
+        axes.text(x, row - 0.34, f"{value:.1f}", ha="center", va="bottom", fontsize=8)
 
 
 def draw_losses(losses: Mapping[str, pd.DataFrame], title: str, path: Path) -> None:

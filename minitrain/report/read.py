@@ -105,9 +105,8 @@ def _account(file: Path, expected: list[tuple[str, str, str]]) -> pd.DataFrame:
     table = read_csv(file, *keys, "mean_ms", "low_ms", "high_ms")
     with reading(file):
         held = {*table[keys].itertuples(index=False, name=None)}
-        for one in expected:
-            if one not in held:
-                raise ValueError(f"no row of {', '.join(one)}")
+        if missing := [one for one in expected if one not in held]:
+            raise ValueError(f"no row of {', '.join(missing[0])}")
     return table
 
 

@@ -293,13 +293,10 @@ def doubled(batch: Any) -> Any:
 
 def names_of(batch: Any) -> list[str]:
     """Return each sample's name: the start of the SHA-256 of its tensors' bytes."""
-    names = []
-    for rows in zip(*tensors_of(batch), strict=True):
-        digest = hashlib.sha256()
-        for row in rows:
-            digest.update(_bytes(row))
-        names.append(digest.hexdigest()[:16])
-    return names
+    return [
+        hashlib.sha256(b"".join(map(_bytes, rows))).hexdigest()[:16]
+        for rows in zip(*tensors_of(batch), strict=True)
+    ]
 
 
 def sha256(tensor: Tensor) -> str:
