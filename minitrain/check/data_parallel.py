@@ -282,7 +282,6 @@ def _beside(
 
 
 def _shares(config: RunConfig, step: int, world_size: int) -> list[float]:
-    # return each rank's share of the targets of a step
     counts = [0] * world_size
     for part in config.batches(range(world_size), world_size).micro_batches(step):
         counts[part.shard] += part.num_targets

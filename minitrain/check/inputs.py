@@ -57,7 +57,6 @@ class OfFile:
     name: str
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Import the file, unless this process has, and call the function."""
         with neighbors_of(self.path):
             return self.__wrapped__(*arguments, **named)
 

@@ -92,10 +92,9 @@ def run_ranks(
     timeout_s: float = 300,
     show: str = "",
 ) -> Evidence:
-    """Train in ``world_size`` processes over gloo and return the evidence. ``inject``
-    is called with the worker of each, to add a fault. ``keep``: a step whose tensors
-    are returned in ``values``. ``show``: title of a progress bar, "" for none. Raises
-    RankError for a process that fails or takes more than ``timeout_s`` seconds.
+    """Train in ``world_size`` processes over gloo and return the evidence. ``keep``: a
+    step whose tensors are returned in ``values``. ``show``: title of a progress bar, ""
+    for none. Raises RankError for a process that fails or takes too long.
     """
     with private_folder() as folder:
         finished: list[TrainResult] = launch(

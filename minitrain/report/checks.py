@@ -41,7 +41,6 @@ MARKS = {
 }
 # keys that each check must have; the values may be None
 FIGURES = ("bytes_equal", "max_ulp", "max_abs_diff", "detail")
-# checks that decide whether N processes are byte-equivalent to one
 BYTE_CHECKS = ("ranks", "replay", "replay_gradients", "replay_parameters")
 
 

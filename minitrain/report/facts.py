@@ -104,10 +104,8 @@ class Facts:
         """Runs on more than one host; the recorded machine is rank 0's."""
         return [run for run in self.timing if self.hosts(run) > 1]
 
-    # Speed: comparisons of arms (timed configurations), all on one host.
-
     def compare(self, kind: Kind, other: Kind) -> Comparison:
-        """Compare the speed of two configurations of the largest gloo run."""
+        """Compare the speed of two arms of the largest gloo run, both on one host."""
         arms = baseline_arms([self.world_size])
         names = {arm.kind: arm.name for arm in arms if arm.is_result}
         return self.baseline.compare(names[kind], names[other])

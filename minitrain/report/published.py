@@ -13,7 +13,6 @@ from minitrain.core.files import read_csv, read_json, reading
 from minitrain.report.facts import COMPUTE, most_apart, shares_of, strategy_name
 from minitrain.report.render import markdown, sentence
 
-# columns of a terminal
 WIDTH = 80
 
 
