@@ -103,13 +103,9 @@ class Rounds:
             mine = mine.assign(tokens_per_s=mine["tokens"] / mine["seconds"])
             speeds = mine.pivot(index="round", columns="arm", values="tokens_per_s")
             self._speeds = speeds.reindex(columns=[*arms])
-            if self._speeds.isna().any(axis=None) or len(speeds) < MIN_ROUNDS:
+            self.num_rounds = len(speeds)
+            if self._speeds.isna().any(axis=None) or self.num_rounds < MIN_ROUNDS:
                 raise ValueError(f"every arm needs at least {MIN_ROUNDS} rounds")
-
-    @property
-    def num_rounds(self) -> int:
-        """Number of rounds; each holds one turn of every arm."""
-        return len(self._speeds)
 
     def tokens_per_s(self, arm: str) -> float:
         """Return the median tokens per second of ``arm`` over the rounds."""
