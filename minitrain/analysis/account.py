@@ -150,6 +150,11 @@ def summarize(
     # times would exceed the total of every rank
     seconds, tokens = longest_s(plain), plain["tokens"].sum()
     communication = known(plain, "comm_total_ms")
+    hidden, sent = known(plain, "comm_hidden_ms").sum(), communication.sum()
+    # hashing happens after the backward pass, so hashed steps are valid here
+    rows = columns_of(timings)
+    bracketed = (rows["step"] >= num_warmup_steps) & (rows["kind"] == "bracketed")
+    backward = known(rows_where(rows, bracketed), BACKWARD)
     return {
         "num_steps_summarized": len(steps_ms),
         "tokens_per_s": float(tokens / seconds) if seconds > 0 else None,
@@ -158,9 +163,9 @@ def summarize(
         "step_p95_ms": _quantile(steps_ms, 0.95),
         "allreduce_p50_ms": _quantile(communication, 0.50),
         "allreduce_p95_ms": _quantile(communication, 0.95),
-        "overlap": _ratio(known(plain, "comm_hidden_ms"), communication),
+        "overlap": float(hidden / sent) if sent > 0 else None,
         "skew_p50_ms": _skew(plain) if num_hosts == 1 else None,
-        "backward_bracketed_p50_ms": _bracketed(timings, num_warmup_steps),
+        "backward_bracketed_p50_ms": _quantile(backward, 0.50),
     }
 
 
@@ -266,23 +271,12 @@ def _draws(rows: Columns, name: str, seed: int) -> Floats:
     return np.concatenate([[known(rows, name).mean()], means])
 
 
-def _bracketed(timings: Table, num_warmup_steps: int) -> Number:
-    # hashing happens after the backward pass, so hashed steps are valid here
-    rows = columns_of(timings)
-    bracketed = (rows["step"] >= num_warmup_steps) & (rows["kind"] == "bracketed")
-    return _quantile(known(rows_where(rows, bracketed), BACKWARD), 0.50)
-
-
 def _mean(values: Floats) -> Number:
     return float(values.mean()) if len(values) else None
 
 
 def _quantile(values: Floats, q: float) -> Number:
     return float(np.quantile(values, q)) if len(values) else None
-
-
-def _ratio(part: Floats, whole: Floats) -> Number:
-    return float(part.sum() / whole.sum()) if whole.sum() > 0 else None
 
 
 def _skew(plain: Columns) -> Number:

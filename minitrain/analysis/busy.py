@@ -10,7 +10,6 @@ from typing import Any
 
 from minitrain.core.cpu_load import taken
 
-# displayed instead of a number
 NOT_MEASURED = "not measured (machine busy)"
 # allowed share of the CPU time of other processes, including the hypervisor
 MAX_TAKEN = 0.10

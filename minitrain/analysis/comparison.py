@@ -62,14 +62,10 @@ class Comparison:
         return self.low > 1 or self.high < 1
 
     @property
-    def exceeds_floor(self) -> bool:
-        """True if the faster arm leads by more than the noise floor."""
-        return max(self.ratio, 1 / self.ratio) - 1 > self.noise_floor
-
-    @property
     def verdict(self) -> SpeedVerdict:
         """Verdict on arm A: UNDECIDED if 1 is in the interval, or within the floor."""
-        if not (self.excludes_one and self.exceeds_floor):
+        lead = max(self.ratio, 1 / self.ratio) - 1
+        if not (self.excludes_one and lead > self.noise_floor):
             return SpeedVerdict.UNDECIDED
         return SpeedVerdict.FASTER if self.ratio > 1 else SpeedVerdict.SLOWER
 
@@ -84,11 +80,9 @@ class Rounds:
 
     ``rounds`` has one row per round and arm with the columns of ``COLUMNS``: tokens are
     target tokens without padding, seconds are wall time. Rows of arms not in ``arms``
-    are ignored; ``repeats`` are the A/A pairs, an arm and its duplicate.
-
-    Raises:
-        UserError: An arm has fewer than ``MIN_ROUNDS`` rounds or misses one, or a value
-            is not positive. The message names the file ``source``.
+    are ignored; ``repeats`` are the A/A pairs, an arm and its duplicate. Raises
+    UserError, which names the file ``source``, if an arm has fewer than ``MIN_ROUNDS``
+    rounds or misses one, or if a value is not positive.
     """
 
     def __init__(
@@ -109,13 +103,9 @@ class Rounds:
             mine = mine.assign(tokens_per_s=mine["tokens"] / mine["seconds"])
             speeds = mine.pivot(index="round", columns="arm", values="tokens_per_s")
             self._speeds = speeds.reindex(columns=[*arms])
-            if self._speeds.isna().any(axis=None) or len(speeds) < MIN_ROUNDS:
+            self.num_rounds = len(speeds)
+            if self._speeds.isna().any(axis=None) or self.num_rounds < MIN_ROUNDS:
                 raise ValueError(f"every arm needs at least {MIN_ROUNDS} rounds")
-
-    @property
-    def num_rounds(self) -> int:
-        """Number of rounds; each holds one turn of every arm."""
-        return len(self._speeds)
 
     def tokens_per_s(self, arm: str) -> float:
         """Return the median tokens per second of ``arm`` over the rounds."""
@@ -169,10 +159,8 @@ class Rounds:
         return math.expm1(max(abs(low), abs(high), standard_error))
 
     def _log_ratios(self, arm_a: str, arm_b: str) -> npt.NDArray[np.float64]:
-        ratios: npt.NDArray[np.float64] = np.log(
-            (self._speeds[arm_a] / self._speeds[arm_b]).to_numpy(np.float64)
-        )
-        return ratios
+        ratios = self._speeds[arm_a] / self._speeds[arm_b]
+        return np.log(ratios.to_numpy(np.float64))
 
 
 def baseline_rounds(

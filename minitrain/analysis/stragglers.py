@@ -127,9 +127,7 @@ def find_stragglers(
         lags.append(_lag(rank, own[:, place] - others, step_ms, needed))
     lags.sort(key=lambda lag: -lag.excess_ms)
     slow = [lag.rank for lag in lags if lag.called]
-    wait_ms = None
-    if not waits_within:
-        wait_ms = _others_wait_ms(plain, slow)
+    wait_ms = None if waits_within else _others_wait_ms(plain, slow)
     return Stragglers(lags, wait_ms, step_ms, num_steps, None)
 
 

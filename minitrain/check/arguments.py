@@ -92,7 +92,7 @@ def as_config(
     shards = plain(tuning.logical_shards)
     given = validated({**settings, "logical_shards": shards}, Settings)
     if isinstance(sync, str):
-        sync = _strategy(sync)
+        sync = find_strategy(sync)
     elif not (isinstance(sync, type) and issubclass(sync, Strategy)):
         raise UserError(
             f"sync = {sync!r}: must be a name, or a class that derives from "
@@ -112,16 +112,6 @@ def as_config(
         grad_accumulation_steps=given.grad_accumulation_steps,
         seed=given.seed,
     )
-
-
-def _strategy(name: str) -> type[Strategy]:
-    try:
-        return find_strategy(name)
-    except UserError:
-        raise
-    except (Exception, SystemExit) as error:
-        # of the user's module
-        raise UserError(f"sync = {name!r}: {described(error)}") from error
 
 
 def _batches(batches: Iterable[Any], steps: int | None) -> Sequence[Any]:

@@ -234,7 +234,7 @@ def examine(
     communicates = collectives_of(run.rows)
     again = None
     if not communicates:
-        again = run_replay(config, run, world_size, show=replay)
+        again = run_replay(config, run.rows, world_size, show=replay)
     own = own_rungs(config, run, again, witness(config, run, world_size, judge))
     if communicates:
         own["replay"] = not_run(_communicates(communicates))
@@ -253,7 +253,7 @@ def examine(
         except (RankError, UserError):
             # a breach without its cause is still a breach
             return UNKNOWN
-        right = run_replay(config, run, world_size, keep=step).values[0]
+        right = run_replay(config, run.rows, world_size, keep=step).values[0]
         shares = _shares(config, step, world_size)
         return cause_of(what, ranks, Values(spoilt.values, right, shares))
 
@@ -282,7 +282,6 @@ def _beside(
 
 
 def _shares(config: RunConfig, step: int, world_size: int) -> list[float]:
-    # return each rank's share of the targets of a step
     counts = [0] * world_size
     for part in config.batches(range(world_size), world_size).micro_batches(step):
         counts[part.shard] += part.num_targets
@@ -319,5 +318,4 @@ def witness(
     record = Record(run.rows, run.losses, run.sampled, run.state)
     # it promises no bits, so it may use all threads that this process has
     with alone(threads=None):
-        exact = guarantees.are_exact
-        return examine_batches(task, data.batches, record, exact=exact)
+        return examine_batches(task, data.batches, record, exact=guarantees.are_exact)

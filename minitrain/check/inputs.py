@@ -57,7 +57,6 @@ class OfFile:
     name: str
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Import the file, unless this process has, and call the function."""
         with neighbors_of(self.path):
             return self.__wrapped__(*arguments, **named)
 
@@ -151,15 +150,12 @@ def _load(path: Path) -> ModuleType:
 
 def reading_for(factory: Any, size: int, steps: int | None) -> tuple[int, int, str]:
     """Return the number of steps, the longest line in bytes (both less for a large
-    model), and a clause on what was reduced, "" if nothing was.
-
-    Args:
-        factory: Builds the model. The check itself refuses an invalid one.
-        size: Lines in a batch.
-        steps: Number of steps, or None for the default.
+    model), and a clause on what was reduced, "" if nothing was. A batch has ``size``
+    lines; ``steps`` is None for the default.
     """
     usual = STEPS if steps is None else steps
     if isinstance(factory, nn.Module) or not callable(factory):
+        # the check itself refuses it
         return usual, LONGEST, ""
     with alone():
         seed_everything(0)

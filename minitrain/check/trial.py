@@ -60,7 +60,6 @@ class SavedTensors(dict[str, Tensor]):
         self._folder = folder
         if folder is not None:
             folder.mkdir()
-        # paths by the key of their tensor
         self.files: dict[str, str] = {}
 
     def __setitem__(self, key: str, tensor: Tensor) -> None:
@@ -93,10 +92,9 @@ def run_ranks(
     timeout_s: float = 300,
     show: str = "",
 ) -> Evidence:
-    """Train in ``world_size`` processes over gloo and return the evidence. ``inject``
-    is called with the worker of each, to add a fault. ``keep``: a step whose tensors
-    are returned in ``values``. ``show``: title of a progress bar, "" for none. Raises
-    RankError for a process that fails or takes more than ``timeout_s`` seconds.
+    """Train in ``world_size`` processes over gloo and return the evidence. ``keep``: a
+    step whose tensors are returned in ``values``. ``show``: title of a progress bar, ""
+    for none. Raises RankError for a process that fails or takes too long.
     """
     with private_folder() as folder:
         finished: list[TrainResult] = launch(
@@ -145,19 +143,8 @@ def _be_a_rank(
         return finished
 
 
-@alone()
-def run_replay(
-    config: RunConfig,
-    run: Evidence,
-    world_size: int,
-    keep: int | None = None,
-    show: str = "",
-) -> Evidence:
-    """Replay ``run`` in this process; return the evidence. See :func:`run_ranks`."""
-    return replay(config, run.rows, world_size, keep=keep, show=show)
-
-
-# train one process with whole batches; the same from weights one rounding unit away
+# repeat a run; train one process with whole batches, and from weights one unit away
+run_replay = alone()(replay)
 run_alone = alone()(runs.run_one_process)
 run_twin = alone()(runs.run_twin)
 

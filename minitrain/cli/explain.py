@@ -34,12 +34,9 @@ def answer(options: argparse.Namespace) -> Answer:
 
 def walk() -> dict[str, Any]:
     """Compute one training step of four simulated ranks, and of one process; return all
-    intermediate numbers by name.
-
-    The model is y = weight * x. Sample i is x = i + 1 with the target 2 x, so at weight
-    1 the gradient of (x - 2 x)^2 is minus 2 x^2. Two classic mistakes are included:
-    ``alone``, the weight of a rank without communication, and ``summed_gradient``,
-    ``summed_after``, the gradient and weight if gradients are summed, not averaged.
+    intermediate numbers by name. Two classic mistakes are included: ``alone``, the
+    weight of a rank without communication, and ``summed_gradient``, ``summed_after``,
+    the gradient and weight if gradients are summed, not averaged.
     """
     from minitrain.comm.ring import ring_sum
     from minitrain.data.order import GlobalOrder, rank_part

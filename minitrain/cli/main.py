@@ -1,7 +1,7 @@
 """The command line, with one module per command.
 
 A command turns its arguments into an :class:`Answer`. Printing and exit codes are
-common to all: 0 all well, 1 a check failed or is undecided, 2 bad input.
+common to all.
 """
 
 import argparse

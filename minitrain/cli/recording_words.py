@@ -42,14 +42,9 @@ def compared(
     a: Path, b: Path, twin: Path | None = None, start: int | None = None
 ) -> Answer:
     """Compare two recordings; ``ok`` if they are the same computation. Times are
-    reported but do not affect the verdict.
-
-    Args:
-        a: Folder of recording A.
-        b: Folder of recording B.
-        twin: Recording of A from weights one rounding unit away (MINITRAIN_TWIN=1),
-            which shows how rounding grows.
-        start: The step of A at which B starts.
+    reported but do not affect the verdict. ``twin`` is a recording of A from weights
+    one rounding unit away (MINITRAIN_TWIN=1), which shows how rounding grows; ``start``
+    the step of A at which B starts.
     """
     from minitrain.compare.recordings import compare_recordings
     from minitrain.recording.times import compare_times, read_times

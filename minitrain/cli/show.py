@@ -196,10 +196,9 @@ def _bar(of: dict[str, Any], longest: float) -> list[dict[str, Any]]:
 def _losses(shown: Sequence[dict[str, Any]]) -> dict[str, Any]:
     curves = []
     for one in shown:
-        points = [(point["step"], point["loss"]) for point in one["losses"]]
-        finite = [(step, loss) for step, loss in points if isfinite(loss)]
-        if finite:
-            curves.append({"folder": one["folder"], "points": finite})
+        points = [(p["step"], p["loss"]) for p in one["losses"] if isfinite(p["loss"])]
+        if points:
+            curves.append({"folder": one["folder"], "points": points})
     if not curves:
         return {"curves": []}
     steps, losses = zip(*(p for curve in curves for p in curve["points"]), strict=True)

@@ -127,7 +127,6 @@ def first_difference(
                 for name in dict.fromkeys([*mine, *wanted]):
                     if mine.get(name) != wanted.get(name):
                         differ.setdefault(name, []).append(rank)
-            # the first name that differs on any rank, with all its ranks
             for tensor, found in differ.items():
                 return FirstDifference(step, what, tensor, found)
     return None

@@ -81,8 +81,8 @@ def own_rungs(
     if "replay" in config.sync.guarantees.promises:
         count = config.num_shards(len(run.states))
         types = (t.dtype for t in run.state.values() if t.is_floating_point())
-        given = count, _bucket_sizes(run), next(types, torch.float32)
-        rungs["reference"] = reference_rung(config.sync, *given)
+        sizes, dtype = _bucket_sizes(run), next(types, torch.float32)
+        rungs["reference"] = reference_rung(config.sync, count, sizes, dtype)
     rungs["unwatched"] = unwatched_rung(run.rows)
     shared = config.sync.guarantees.shares_parameters and len(run.states) > 1
     states = _unshared(run) if shared else run.states
@@ -91,7 +91,14 @@ def own_rungs(
     if replay is None:
         rungs["replay"] = not_run("a replay cannot run on the device of this run")
     else:
-        rungs |= _against_replay(run, replay, config.precision)
+        rungs["data"] = data_rung(run.rows, replay.rows)
+        if config.precision == "fp16":
+            rungs["precision"] = precision_rung(run.rows, replay.rows)
+        for what in IN_ORDER:
+            given = run.rows, replay.rows, what, len(run.states)
+            rungs[f"replay_{what}"] = hashes_rung(*given)
+        rungs["replay_losses"] = losses_rung(run.losses, replay.losses)
+        rungs["replay"] = bits_rung(run.state, replay.state)
     rungs |= testimony
     return rungs | _not_promised(rungs, config)
 
@@ -102,18 +109,6 @@ def _unshared(run: Evidence) -> list[Tensors]:
     return [{n: t for n, t in state.items() if n in names} for state in run.states]
 
 
-def _against_replay(run: Evidence, replay: Evidence, precision: str) -> Rungs:
-    rungs = {"data": data_rung(run.rows, replay.rows)}
-    if precision == "fp16":
-        rungs["precision"] = precision_rung(run.rows, replay.rows)
-    for what in IN_ORDER:
-        given = run.rows, replay.rows, what, len(run.states)
-        rungs[f"replay_{what}"] = hashes_rung(*given)
-    rungs["replay_losses"] = losses_rung(run.losses, replay.losses)
-    rungs["replay"] = bits_rung(run.state, replay.state)
-    return rungs
-
-
 def ladder(
     own: Mapping[str, Rung],
     config: RunConfig,
@@ -121,12 +116,11 @@ def ladder(
     one: Evidence | Reason | str,
     twin: Twin,
     atol: float,
-    more: Mapping[str, Rung] | None = None,
 ) -> Rungs:
     """Return all rungs (check results) of ``run`` by name: ``own`` from
-    :func:`own_rungs`, the comparison with ``one`` (the reference run of one process, or
-    the reason why there is none), and ``more``. ``twin`` (trains the perturbed run) and
-    ``atol`` are as in :func:`minitrain.proof.tolerances.one_process_rungs`.
+    :func:`own_rungs`, and the comparison with ``one`` (the reference run of one
+    process, or the reason why there is none). ``twin`` and ``atol`` are as in
+    :func:`minitrain.proof.tolerances.one_process_rungs`.
     """
     if isinstance(one, str):
         names = ("one_process", "one_process_data", *COMPARABLE[:2])
@@ -137,7 +131,7 @@ def ladder(
             # the strategy promises more than its loss
             del beside["loss"]
         beside |= _not_promised(beside, config)
-    rungs = {**own, **beside, **(more or {})}
+    rungs = {**own, **beside}
     return rungs | _not_comparable(rungs, run, config)
 
 

@@ -30,7 +30,6 @@ from minitrain.train.worker import start_streams
 
 Gradients = dict[str, Tensor]
 Reduction = Callable[[Sequence[Tensor]], Tensor]
-# the ranks on each host
 Hosts = list[list[int]]
 
 

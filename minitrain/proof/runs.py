@@ -1,9 +1,8 @@
 """The reference run (one process on whole batches), and the ladders of all runs.
 
 The reference uses the replay's training loop, not the ranks'. Unstable training
-amplifies rounding without bound, which no tolerance distinguishes from a fault. The
-perturbed run (twin) measures it: its initial weights are one ULP away, in the coarsest
-dtype that the model casts to. ``evidence`` is the verify stage's folder.
+amplifies rounding without bound, which no tolerance distinguishes from a fault; the
+perturbed run (twin) measures it. ``evidence`` is the verify stage's folder.
 """
 
 from collections.abc import Callable, Iterator
@@ -119,15 +118,9 @@ def ladders(
     params: Params, config: RunConfig, evidence: Path
 ) -> Iterator[tuple[str, Rungs]]:
     """Yield the name and the ladder (rungs, or check results, by name) of every run.
-
-    Args:
-        params: Parameters, which list the runs.
-        config: The reference run; it is trained here unless the run ``gloo-1`` is it.
-        evidence: Folder of the verify stage, with a subfolder per run.
-
-    Raises:
-        OSError: A run has no evidence.
-        UserError: A file is damaged, or a loss is not finite.
+    ``config`` is the reference run, which is trained here unless the run ``gloo-1`` is
+    it. Raises OSError for a run without evidence, UserError for a damaged file or a
+    loss that is not finite.
     """
     # records of other steps would not be compared
     alone = replace(config, hash_every=config.steps)
@@ -144,8 +137,8 @@ def ladders(
         is_one = is_one_process(run, params)
         reference = Reason.IS_REFERENCE if is_one else one
         found, atol = _read(run, config, evidence), params.equivalence.atol
-        more = across_world_sizes(run, params, config, evidence)
-        yield run, ladder(own, config, found, reference, twin, atol, more)
+        rungs = ladder(own, config, found, reference, twin, atol)
+        yield run, rungs | across_world_sizes(run, params, config, evidence)
 
 
 def across_world_sizes(

@@ -48,15 +48,6 @@ def one_process_rungs(
     """
     forward = forward_of(run.rows, train)
 
-    def gradients() -> Rung:
-        rung = close_rung(
-            *(run.gradients, one.gradients, gradient_limits(one.gradients)),
-            lambda: twin(EARLY).gradients,
-            lambda: twin(EARLY).unit,
-        )
-        breached = rung.verdict is CheckVerdict.BREACH
-        return _noted(rung, forward.changes if breached else "")
-
     def state(
         ours: Tensors,
         theirs: Tensors,
@@ -77,6 +68,13 @@ def one_process_rungs(
     if forward.why:
         rungs |= dict.fromkeys(COMPARABLE, not_run(forward.why))
     else:
+        rung = close_rung(
+            *(run.gradients, one.gradients, gradient_limits(one.gradients)),
+            lambda: twin(EARLY).gradients,
+            lambda: twin(EARLY).unit,
+        )
+        breached = rung.verdict is CheckVerdict.BREACH
+        gradients = _noted(rung, forward.changes if breached else "")
         early = not_run("fewer than three steps")
         if run.early:
             early = state(run.early, one.early, lambda: twin(EARLY).early)
@@ -84,7 +82,7 @@ def one_process_rungs(
         # hide a fault
         given = run.state, one.state, lambda: twin(None).state
         final = state(*given, CheckVerdict.UNDECIDED)
-        rungs |= zip(COMPARABLE, (gradients(), early, final), strict=True)
+        rungs |= zip(COMPARABLE, (gradients, early, final), strict=True)
     return rungs | {"loss": loss_rung(run.losses, one.losses)}
 
 

@@ -29,8 +29,7 @@ class Distance:
 @dataclass(frozen=True)
 class Gap:
     """Distance of two tensors of one dtype and shape: the number of elements with
-    different bits, and the flat index of the ``first``. Distances are None with a NaN;
-    ``max_abs_diff`` also if an infinity meets a different value.
+    different bits, and the flat index of the ``first``; None as in :class:`Distance`.
     """
 
     num_different: int

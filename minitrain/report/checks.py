@@ -28,7 +28,6 @@ class Mark(StrEnum):
     NOT_RUN = "-"
 
 
-# symbols of the verdicts on checks and on runs
 MARKS = {
     "equal": Mark.EQUAL,
     "passed": Mark.PASSED,
@@ -42,7 +41,6 @@ MARKS = {
 }
 # keys that each check must have; the values may be None
 FIGURES = ("bytes_equal", "max_ulp", "max_abs_diff", "detail")
-# checks that decide whether N processes are byte-equivalent to one
 BYTE_CHECKS = ("ranks", "replay", "replay_gradients", "replay_parameters")
 
 
@@ -66,11 +64,10 @@ NOT_RUN = Outcome(Mark.NOT_RUN, "not run", {})
 
 def outcomes_of(entry: Mapping[str, Any]) -> dict[str, Outcome]:
     """Return the outcomes in one run's entry of equivalence.json, by check."""
-    found = {}
-    for name, check in checks_of(entry).items():
-        verdict = str(check["verdict"])
-        found[name] = Outcome(MARKS[verdict], verdict, check)
-    return found
+    return {
+        name: Outcome(MARKS[check["verdict"]], check["verdict"], check)
+        for name, check in checks_of(entry).items()
+    }
 
 
 def in_words(name: str) -> str:
@@ -92,15 +89,13 @@ def require_known_verdicts(entries: Mapping[str, Any]) -> None:
     one of :data:`FIGURES`. ``entries`` is the content of metrics/equivalence.json.
     """
     for run, entry in entries.items():
-        checks = checks_of(entry)
-        for name, check in checks.items():
+        for name, check in checks_of(entry).items():
             if missing := [figure for figure in FIGURES if figure not in check]:
                 raise ValueError(f"{run}, {name}: no {missing[0]}")
-        words = {name: check["verdict"] for name, check in checks.items()}
-        for name, word in {**words, "run": entry["verdict"]}.items():
-            known = VERDICTS if name == "run" else [*CheckVerdict]
-            if word not in known:
-                raise ValueError(f"{run}, {name}: verdict {word!r}")
+            if check["verdict"] not in [*CheckVerdict]:
+                raise ValueError(f"{run}, {name}: verdict {check['verdict']!r}")
+        if entry["verdict"] not in VERDICTS:
+            raise ValueError(f"{run}, run: verdict {entry['verdict']!r}")
 
 
 def byte_equivalent(entry: Mapping[str, Any]) -> bool | None:

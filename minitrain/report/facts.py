@@ -29,19 +29,14 @@ Json = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Facts:
-    """Input of the report: results of the stages, and quantities derived from them.
-
-    A run of W processes is named ``gloo-W`` or ``nccl-W``.
+    """Input of the report. A run of W processes is named ``gloo-W`` or ``nccl-W``.
 
     ``provenance``, ``first_texts``, ``equivalence``, ``timing`` and ``losses`` have one
     entry per configured run, in that order. ``account`` (times of the components of a
     step) has the columns run, rank, part (a key of the account in timing.json),
     mean_ms, low_ms, high_ms. A step uses ``batch_size`` of ``num_samples``. ``bugs`` is
     the result of the study ``zoo`` (injected bugs), with ``since``, the later changes
-    of its code.
-
-    Raises:
-        UserError: The timings come from more than one machine.
+    of its code. Raises UserError if the timings come from more than one machine.
     """
 
     seed: int
@@ -70,8 +65,6 @@ class Facts:
         }
         require_one_machine(machines)
 
-    # The run that the findings are about: the largest gloo run.
-
     @property
     def world_size(self) -> int:
         """Number of processes of the largest gloo run."""
@@ -95,8 +88,7 @@ class Facts:
     @property
     def machine(self) -> Json:
         """Facts about the machine on which everything was measured."""
-        machine: Json = self.baseline_provenance["machine"]
-        return machine
+        return dict(self.baseline_provenance["machine"])
 
     def hosts(self, run: str) -> int:
         """Return the number of hosts of ``run``."""
@@ -112,10 +104,8 @@ class Facts:
         """Runs on more than one host; the recorded machine is rank 0's."""
         return [run for run in self.timing if self.hosts(run) > 1]
 
-    # Speed: comparisons of arms (timed configurations), all on one host.
-
     def compare(self, kind: Kind, other: Kind) -> Comparison:
-        """Compare the speed of two configurations of the largest gloo run."""
+        """Compare the speed of two arms of the largest gloo run, both on one host."""
         arms = baseline_arms([self.world_size])
         names = {arm.kind: arm.name for arm in arms if arm.is_result}
         return self.baseline.compare(names[kind], names[other])
@@ -172,8 +162,6 @@ class Facts:
         study, size = self.collectives_study, self.made["gradient_bytes"]
         return bare_allreduce(study, self.machine, self.world_size, size)
 
-    # Time: the step account, which divides the time of a step into components.
-
     @cached_property
     def accounts(self) -> dict[str, Json]:
         """Step account (mean ms by component) of every run with usable timings."""
@@ -188,11 +176,6 @@ class Facts:
         """Shares of step time of :attr:`run` by component; empty if none was timed."""
         account = self.accounts.get(self.run)
         return shares_of(account) if account else {}
-
-    @property
-    def is_split(self) -> bool:
-        """True if the backward pass is split into computing and communication."""
-        return "backward_compute_ms" in self.shares
 
     @property
     def compute(self) -> dict[str, float]:
@@ -237,8 +220,6 @@ class Facts:
         """True if DDP's log and our clock agree within 5 %."""
         limit = 100 * AGREE_WITHIN
         return all(abs(part["difference_pct"]) <= limit for part in self.ddp_log)
-
-    # Equivalence: verdicts, checks and losses.
 
     def verdict(self, run: str) -> str:
         """Return the verdict on ``run`` in metrics/equivalence.json."""

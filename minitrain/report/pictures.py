@@ -58,11 +58,16 @@ def draw_account(
     height = 0.7 + 0.8 * len(runs)
     # space for the longest name, about a hundredth of the width per letter
     left = max(0.1, 0.02 + 0.0105 * max(map(len, runs), default=0))
-    legend = _part_legend(accounts)
+    legend = [
+        Patch(color=PART_COLORS[part], label=PARTS[part])
+        for part in PARTS
+        if any(of.get(part) is not None for of in accounts.values())
+    ]
     columns = 4 if len(legend) <= 8 else 3
     head = 0.2 + 0.225 * -(-len(legend) // columns)
     figure, axes = canvas(height, title, right=0.97, left=left, head=head)
-    widest = max(map(_extent, accounts.values()), default=1.0)
+    extents = [sum(abs(of.get(p) or 0.0) for p in PARTS) for of in accounts.values()]
+    widest = max(extents, default=1.0)
     for row, account in enumerate(accounts.values()):
         _stack(axes, row, account, widest)
         text = f"a step: {ms(account['step_ms'])}"
@@ -88,10 +93,6 @@ def draw_account(
         handletextpad=0.5,
     )
     save(figure, path)
-
-
-def _extent(account: Mapping[str, Any]) -> float:
-    return sum(abs(account.get(part) or 0.0) for part in PARTS)
 
 
 def _stack(axes: Axes, row: int, account: Mapping[str, Any], widest: float) -> None:
@@ -122,23 +123,13 @@ def _stack(axes: Axes, row: int, account: Mapping[str, Any], widest: float) -> N
     places = spread([middle for middle, *_ in narrow], 0.045 * widest)
     for x, (middle, value, color) in zip(places, narrow, strict=True):
         axes.plot([middle, x], [row - 0.26, row - 0.33], color=color, linewidth=1)
-        said = f"{value:.1f}"
-        axes.text(x, row - 0.34, said, ha="center", va="bottom", fontsize=8)
-
-
-def _part_legend(accounts: Mapping[str, Mapping[str, Any]]) -> list[Patch]:
-    return [
-        Patch(color=PART_COLORS[part], label=PARTS[part])
-        for part in PARTS
-        if any(account.get(part) is not None for account in accounts.values())
-    ]
+        axes.text(x, row - 0.34, f"{value:.1f}", ha="center", va="bottom", fontsize=8)
 
 
 def draw_losses(losses: Mapping[str, pd.DataFrame], title: str, path: Path) -> None:
     """Draw the reduced loss of every run (columns step, loss) against the step, and
-    below it the absolute difference from the first run on a logarithmic axis.
-
-    Later runs have thinner lines, so that coinciding curves all stay visible.
+    below it the absolute difference from the first run on a logarithmic axis. Later
+    runs have thinner lines, so that coinciding curves all stay visible.
     """
     figure, axes = canvas(3.6 if len(losses) == 1 else 5.2, title, right=0.97)
     colors = dict(zip(losses, itertools.cycle(RUN_COLORS), strict=False))
@@ -181,10 +172,9 @@ DOT: dict[str, Any] = {"marker": "o", "markersize": 7, "linestyle": ""}
 
 
 class Series(NamedTuple):
-    """A line of the scaling chart, labeled at its right end.
-
-    ``points`` has the columns processes, p5, p50 and p95 (of the ideal, p5 and p95 are
-    NaN). ``reference``: also draw a horizontal line across the whole width.
+    """A line of the scaling chart, labeled at its right end. ``points`` has the columns
+    processes, p5, p50 and p95 (of the ideal, p5 and p95 are NaN). ``reference``: also
+    draw a horizontal line across the whole width.
     """
 
     label: str

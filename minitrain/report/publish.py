@@ -30,10 +30,8 @@ TIMES = ("step_p50_ms", "allreduce_p50_ms", "allreduce_p95_ms")
 
 def publish(project: Project) -> str:
     """Write charts, tables, manifest and page; return the headline of the report.
-
-    Raises:
-        EvidenceError: A check failed; its stage has published that already.
-        UserError: A run was not measured, or a file is damaged.
+    Raises EvidenceError if a check failed, which its stage has published already, and
+    UserError if a run was not measured or a file is damaged.
     """
     params, metrics = load_params(project.params), project.metrics
     source = metrics / "equivalence.json"
@@ -95,6 +93,8 @@ def manifest(f: Facts) -> dict[str, Any]:
         if world_size in f.gloo_world_sizes and not f.busy
     }
     made, timing = f.made, _measured(f, f.run)
+    # why several processes are faster or slower
+    notes = f"{sentence('speed_notes', f)} {sentence('account_notes', f)}"
     # relative increase of the step time
     cost_pct = round(100 * (1 / f.instrument_cost.ratio - 1), 2)
     return {
@@ -109,7 +109,7 @@ def manifest(f: Facts) -> dict[str, Any]:
         "tokens_per_sec_1proc": speeds.get(1),
         "tokens_per_sec_2proc": speeds.get(2),
         "byte_equivalent": byte_equivalent(f.equivalence[f.run]),
-        "lesson_notes": lesson_notes(f),
+        "lesson_notes": notes.strip(),
         "launcher": made["launcher"],
         "verdict": f.verdict(f.run),
         "verdicts": {
@@ -126,7 +126,7 @@ def manifest(f: Facts) -> dict[str, Any]:
         **_over("one_process", f.against_one, f.busy),
         **_over("all_cores", f.against_all_cores, f.busy),
         "torch": f.machine["torch"],
-        "machine": dict(f.machine),
+        "machine": f.machine,
         "git_commit": made["git_commit"],
         "code_sha256": made["code_sha256"],
         "baseline_code_sha256": f.baseline_provenance["code_sha256"],
@@ -136,11 +136,6 @@ def manifest(f: Facts) -> dict[str, Any]:
     }
 
 
-def lesson_notes(f: Facts) -> str:
-    """Return the paragraph that explains why N processes are faster or slower."""
-    return f"{sentence('speed_notes', f)} {sentence('account_notes', f)}".strip()
-
-
 def _over(opponent: str, one: Comparison, busy: str | None) -> dict[str, Any]:
     ratio, verdict = (None, None) if busy else (round(one.ratio, 4), one.verdict)
     return {f"over_{opponent}": ratio, f"over_{opponent}_verdict": verdict}
@@ -148,8 +143,7 @@ def _over(opponent: str, one: Comparison, busy: str | None) -> dict[str, Any]:
 
 def summary(f: Facts) -> dict[str, Any]:
     """Return the content of metrics/summary.json, described in docs/reference/files.md.
-
-    Values of a busy machine are None, and ``machine_busy`` names the stage or run.
+    Values of a busy machine are None.
     """
     busy = {"baseline": f.busy, **{run: f.busy_during(run) for run in f.timing}}
     return {

@@ -13,17 +13,13 @@ from minitrain.core.files import read_csv, read_json, reading
 from minitrain.report.facts import COMPUTE, most_apart, shares_of, strategy_name
 from minitrain.report.render import markdown, sentence
 
-# columns of a terminal
 WIDTH = 80
 
 
 def summary_lines(metrics: Path) -> tuple[bool, list[str]]:
     """Return True and the result in five lines; after a breach (a failed check), False
-    and lines that name it.
-
-    Raises:
-        UserError: A file in the folder ``metrics`` is damaged.
-        OSError: A file is missing.
+    and lines that name it. Raises UserError if a file in the folder ``metrics`` is
+    damaged, and OSError if one is missing.
     """
     if breach := read_json(metrics / "summary.json").get("breach"):
         lines = textwrap.wrap(f"Breach: {breach}.", WIDTH)

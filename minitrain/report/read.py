@@ -28,11 +28,8 @@ class Project:
 
 def read_facts(project: Project, params: Params, equivalence: dict[str, Any]) -> Facts:
     """Read the results of the runs in ``params``; files of other runs are ignored.
-
-    ``equivalence`` is the content of metrics/equivalence.json.
-
-    Raises:
-        UserError: A file is missing, damaged or incomplete.
+    ``equivalence`` is the content of metrics/equivalence.json. Raises UserError if a
+    file is missing, damaged or incomplete.
     """
     runs, metrics, baseline = params.runs(), project.metrics, project.baseline
     folders, root = {run: project.runs / run for run in runs}, project.params.parent
@@ -108,9 +105,8 @@ def _account(file: Path, expected: list[tuple[str, str, str]]) -> pd.DataFrame:
     table = read_csv(file, *keys, "mean_ms", "low_ms", "high_ms")
     with reading(file):
         held = {*table[keys].itertuples(index=False, name=None)}
-        for one in expected:
-            if one not in held:
-                raise ValueError(f"no row of {', '.join(one)}")
+        if missing := [one for one in expected if one not in held]:
+            raise ValueError(f"no row of {', '.join(missing[0])}")
     return table
 
 

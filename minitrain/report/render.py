@@ -6,7 +6,6 @@ Values passed to a template are escaped unless they are ``Markup``.
 import base64
 import re
 from collections.abc import Iterable, Sequence
-from functools import partial
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -109,8 +108,8 @@ class _Renderer(RendererHTML):
     """Renderer with colored cells, scrolling tables and inlined images."""
 
     def text(self, tokens: Sequence[Token], idx: int, *_: Any) -> str:
-        keep = partial(UNBROKEN.sub, r'<span class="kept">\g<0></span>')
-        return keep(escape(tokens[idx].content, quote=False))
+        text = escape(tokens[idx].content, quote=False)
+        return UNBROKEN.sub(r'<span class="kept">\g<0></span>', text)
 
     def image(self, tokens: Sequence[Token], idx: int, options: Any, env: Any) -> str:
         file = Path(str(tokens[idx].attrs["src"]))

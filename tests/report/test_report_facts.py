@@ -31,7 +31,7 @@ from minitrain.core.errors import UserError
 from minitrain.report.checks import Mark, byte_equivalent, outcomes_of
 from minitrain.report.facts import Facts, exposed_comm_pct
 from minitrain.report.numbers import times
-from minitrain.report.publish import lesson_notes, manifest, report, summary
+from minitrain.report.publish import manifest, report, summary
 from minitrain.report.published import summary_lines
 from minitrain.report.render import sentence
 from minitrain.report.study_results import Expectation, Mismatch, bare_allreduce
@@ -80,8 +80,8 @@ def test_shares_are_those_of_the_account() -> None:
     # the ceiling says 16.4 / 19 = 0.863: within 5 % of a step
     assert f.account_agrees
     assert not with_account(f, wait_ms=15.0).account_agrees
-    assert f.is_split
-    assert not with_parts(f, UNSPLIT).is_split
+    assert "backward_compute_ms" in f.shares
+    assert "backward_compute_ms" not in with_parts(f, UNSPLIT).shares
     assert with_parts(f, {"step_ms": None}).shares == {}
     # one process waits for no other
     assert "wait_ms" not in facts([1]).shares
@@ -198,14 +198,14 @@ def test_sentences_of_each_verdict(case: str, tmp_path: Path) -> None:
 
 
 def test_notes_give_reasons_only_where_the_rounds_decide() -> None:
-    decided = lesson_notes(facts([1, 2], noise=0.001))
+    decided = manifest(facts([1, 2], noise=0.001))["lesson_notes"]
     assert "of that ceiling" in decided
     assert "computing takes 84.0 %" in decided
     for other in (
         facts([1, 2], speeds={"gloo_2": 10_000}, noise=0.001),
         facts([1, 2], baseline_provenance=BUSY),
     ):
-        notes = lesson_notes(other)
+        notes = manifest(other)["lesson_notes"]
         assert "ceiling" not in notes
         assert "computing takes" not in notes
     assert "the machine was busy during the 20 rounds (other" in notes

@@ -71,7 +71,6 @@ def examine_batches(
     def batch_of(step: int) -> Any:
         return batches[step % len(batches)]
 
-    # batches that no sampled step has
     others = {*range(min(task.num_steps, len(batches)))} - {*record.steps()}
     return {"witness_data": data} | numbers(task, record, batch_of, exact, others)
 

@@ -21,7 +21,6 @@ from minitrain.proof.witness.passes import (
     Pass,
     State,
     failure,
-    gap,
     size,
 )
 from minitrain.proof.witness.record import (
@@ -203,14 +202,12 @@ def _rounding(
     for seed, number in enumerate((1, max(2, ranks), ranks)):
         groups: Groups = computer.groups_of(step)
         if alone and not computer.task.whole:
-            # the slices used for the mean
             groups = [[part] for part in cuts(batch, number)]
         start = computer.nudged(state, seed)
         one = computer.own_precision(start, groups, bits, evaluate)
         loss = max(loss, abs(one.loss - right.loss))
         for name, wanted in right.gradients.items():
-            far[name] = max(far[name], gap(one.of(name, wanted), wanted))
-    # a Pass of distances: of the loss, and for each tensor one number
+            far[name] = max(far[name], size(one.of(name, wanted) - wanted))
     gradients = {name: torch.tensor(apart) for name, apart in far.items()}
     return Pass(loss, gradients, unit=one.unit)
 

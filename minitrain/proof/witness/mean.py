@@ -18,7 +18,6 @@ from minitrain.proof.witness.record import Rung, Tensors, cuts, rung
 # anything but a mean of its samples is farther away; a model that computes partly in
 # float32 comes as close as 2e-7
 MEAN_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
-# verdicts are literals on purpose: the witness shares no code with what it checks
 FINE = "within tolerance"
 # number of slices whose weights a message shows, and of buffers that it names
 SHOWN, SHOWN_BUFFERS = 4, 3
@@ -181,7 +180,6 @@ def buffers_rung(computer: Computer) -> Rung | None:
 
 def _own_buffers(model: nn.Module) -> list[str]:
     kept = model.state_dict().keys()
-    # statistics of batch norm are excluded
     statistics = {
         id(getattr(module, name))
         for module in model.modules()

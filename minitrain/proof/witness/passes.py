@@ -78,7 +78,7 @@ class Pass:
         by its largest element; of losses, by its loss (maybe 0) plus that element.
         """
         named = other.gradients.items()
-        apart = max((gap(self.of(n, g), g) for n, g in named), default=0.0)
+        apart = max((size(self.of(n, g) - g) for n, g in named), default=0.0)
         largest = other.largest() + 1e-300
         far = abs(self.loss - other.loss) / (abs(other.loss) + largest)
         return max(far, apart / largest)
@@ -98,11 +98,6 @@ class Pass:
 def size(tensor: Tensor) -> float:
     """Return the largest absolute value, 0 if the tensor is empty."""
     return float(tensor.abs().max()) if tensor.numel() else 0.0
-
-
-def gap(a: Tensor, b: Tensor) -> float:
-    """Return the largest absolute difference of two tensors of one shape."""
-    return size(a - b)
 
 
 class Computer:

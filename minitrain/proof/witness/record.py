@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 Tensors = dict[str, Tensor]
-# the result of one check
 Rung = dict[str, Any]
 HASHED = {"gradients": "gradients", "after": "parameters"}
 Rows = Mapping[tuple[int, int], Mapping[str, Any]]
@@ -294,13 +293,10 @@ def doubled(batch: Any) -> Any:
 
 def names_of(batch: Any) -> list[str]:
     """Return each sample's name: the start of the SHA-256 of its tensors' bytes."""
-    names = []
-    for rows in zip(*tensors_of(batch), strict=True):
-        digest = hashlib.sha256()
-        for row in rows:
-            digest.update(_bytes(row))
-        names.append(digest.hexdigest()[:16])
-    return names
+    return [
+        hashlib.sha256(b"".join(map(_bytes, rows))).hexdigest()[:16]
+        for rows in zip(*tensors_of(batch), strict=True)
+    ]
 
 
 def sha256(tensor: Tensor) -> str:
