@@ -46,9 +46,11 @@ class Mismatch(NamedTuple):
 
 @dataclass(frozen=True)
 class Studied:
-    """Result of a study. ``origin`` has its ``provenance`` and the sections ``model``
-    and ``train`` of params.yaml, None if not recorded. ``model`` is the current
-    section, ``since`` a sentence on later changes of the study's code.
+    """Result of a study.
+
+    ``origin`` has its ``provenance`` and the sections ``model`` and ``train`` of
+    params.yaml, None if not recorded. ``model`` is the current section, ``since`` a
+    sentence on later changes of the study's code (:func:`since_then`).
     """
 
     table: pd.DataFrame
@@ -78,13 +80,21 @@ def since_then(root: Path, origin: Json) -> str:
     code = origin.get("code")
     if not code:
         return "The code that measured it was not recorded."
-    changed = changed_since(root, code)
+    changed = [path for path in code if _is_changed(root, path, code[path])]
     if not changed:
         return f"None of its {len(code)} measured files has changed since."
     names = ", ".join(changed[:NAMED])
     more = f" and {len(changed) - NAMED} more" if len(changed) > NAMED else ""
     count = f"{len(changed)} of {len(code)} measured files"
     return f"Since then {count} changed: {names}{more}."
+
+
+def _is_changed(root: Path, path: str, lock: str) -> bool:
+    try:
+        return bool(changed_since(root, {path: lock}))
+    except (SyntaxError, ValueError):
+        # in the middle of an edit
+        return True
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,10 @@ def test_list_names_what_changed(tmp_path: Path) -> None:
     (tmp_path / "c.py").unlink()
     assert changed_since(tmp_path, lock) == ["b.py", "c.py"]
     assert since_then(tmp_path, {"code": lock}).endswith("changed: b.py, c.py.")
+    # in the middle of an edit
+    (tmp_path / "a.py").write_text("def (")
+    line = since_then(tmp_path, {"code": lock})
+    assert line.endswith("changed: a.py, b.py, c.py.")
     assert read_lock(tmp_path / "none.lock") == {}
 
 
