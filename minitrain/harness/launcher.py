@@ -282,8 +282,8 @@ def run_as_ranks(
 
     In a rank started by torchrun, runs ``body``. In any other process, calls
     ``preflight``, then starts ``python -m module`` with the arguments of this process
-    under torchrun. If a rank is lost, restarts all ranks up to ``max_restarts`` times
-    (see :func:`with_restarts`). Waits ``timeout_s`` seconds for other ``hosts``, if any.
+    under torchrun, and again if a rank is lost (see :func:`with_restarts`). Waits
+    ``timeout_s`` seconds for other ``hosts``, if any.
 
     Raises:
         UserError: this rank belongs to a run of another size; a rank raised it; or a
