@@ -2,10 +2,9 @@
 
 Tensors stay on disk until they are looked up: a file of ``torch.save`` is mapped, all
 others are read one tensor at a time. Checkpoints of training scripts hold objects
-(``argparse.Namespace``, enums) next to the tensors, and the metadata of
+(``argparse.Namespace``, enums, NumPy arrays) next to the tensors, and the metadata of
 ``torch.distributed.checkpoint`` is a pickle: each class that they name is replaced by a
-stand-in (:class:`Inert`) that only keeps its arguments, or by a list or a dict. Arrays
-and numbers of NumPy become tensors.
+stand-in (:class:`Inert`) that only keeps its arguments, or by a list or a dict.
 """
 
 import io
@@ -21,7 +20,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -45,15 +43,12 @@ PLAIN: dict[str, Any] = {
     "collections.deque": list,
     "builtins.bytes": bytes,
 }
-# what pickles of NumPy's arrays and numbers name; NumPy 2 writes _core for core
-NUMPY: dict[str, Any] = {
-    "numpy.ndarray": np.ndarray,
-    "numpy.dtype": np.dtype,
-    "numpy.core.multiarray._reconstruct": np.ones(1).__reduce__()[0],
-    "numpy.core.multiarray.scalar": np.float64(1).__reduce__()[0],
-}
-# the classes of dtypes are built, but their names are not stored
-DTYPES: list[Any] = [getattr(np.dtypes, name) for name in np.dtypes.__all__]
+NUMPY = "numpy."
+NUMBER = re.compile(r"[biufc]\d+")
+
+
+class DamagedError(UserError):
+    """A file of a state is empty, truncated, or of no known format."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +90,28 @@ class Inert:
         # not of the path alone: keys of one class would all collide
         return hash(repr(self))
 
+    def as_tensor(self) -> Tensor | None:
+        """Return the tensor of an array or number of NumPy; None if it is another
+        object, or of a type that torch lacks. NumPy builds nothing from the file: its
+        own classes trust what they are given.
+        """
+        try:
+            shape, dtype, fortran, data = (), self.held[0], False, self.held[-1]
+            if self.path == "numpy.core.multiarray._reconstruct":
+                _, shape, dtype, fortran, data = data
+                is_array = self.held[0].path == "numpy.ndarray"
+            else:
+                is_array = self.path == "numpy.core.multiarray.scalar"
+            name, _, _, (_, endian, *fields, _, _, _) = dtype.held
+            is_array = is_array and isinstance(data, bytes) and not any(fields)
+            if not (is_array and NUMBER.fullmatch(name)):
+                return None
+            numbers = np.frombuffer(bytearray(data), endian + name).astype(name)
+            numbers = numbers.reshape(shape, order="F" if fortran else "C")
+            return torch.from_numpy(numbers)
+        except (TypeError, ValueError, AttributeError, IndexError):
+            return None
+
     def __getattr__(self, name: str) -> Any:
         for held in vars(self).get("held", ()):
             if isinstance(held, dict) and name in held:
@@ -107,8 +124,8 @@ def _stand_in(path: str) -> Any:
     # one for each path: classes in two files, or in a set, are equal if their names are
     if path in PLAIN:
         return lambda *_: PLAIN[path]()
-    if found := NUMPY.get(path.replace("._core.", ".core.")):
-        return found
+    if path.startswith("numpy._core."):  # as NumPy 2 names it
+        return _stand_in(path.replace("._core.", ".core."))
     module, _, name = path.rpartition(".")
     return type(name, (Inert,), {"path": path, "__module__": module})
 
@@ -162,11 +179,6 @@ def _leaves(entry: object, name: str = "") -> Iterator[Entry]:
         placed = ", ".join(map(str, part.placements))
         yield f"{name}{PART}", f"part of {tuple(entry.shape)}, placed {placed}"
         return
-    if isinstance(entry, np.ndarray | np.generic):
-        if not entry.dtype.hasobject:
-            yield from _array(np.asarray(entry), name)
-            return
-        entry = entry.tolist()
     inside = [*_inside(entry)]
     if isinstance(entry, Inert) or not inside:
         yield name or "object" if isinstance(entry, Inert) else name, entry
@@ -174,22 +186,12 @@ def _leaves(entry: object, name: str = "") -> Iterator[Entry]:
         yield name, NESTED
     kept: Any = object
     if isinstance(entry, Inert):
-        # plain attributes may be caches: they are not compared, unless a random state's
-        kept = object if entry.path.startswith("numpy.") else Tensor | Inert
+        # plain attributes may be caches: they are not compared; an array is, as a whole
+        kept = Tensor if entry.path.startswith(NUMPY) else Tensor | Inert
     for key, child in inside:
         for found in _leaves(child, f"{name}.{key}" if name else key):
             if isinstance(found[1], kept):
                 yield found
-
-
-def _array(array: npt.NDArray[Any], name: str) -> Iterator[Entry]:
-    try:
-        yield name, torch.from_numpy(array)
-    except (TypeError, ValueError):
-        # torch has no such type, or no such order of bytes
-        stored = np.frombuffer(array.tobytes() or b"\0", np.uint8).copy()
-        yield name, torch.from_numpy(stored)
-        yield f"{name} (dtype)", f"{array.dtype.str} {array.shape}"
 
 
 def _inside(entry: object) -> Iterator[tuple[str, object]]:
@@ -243,7 +245,7 @@ def _safetensors(path: Path) -> Iterator[Entry]:
         for name in file.keys():  # noqa: SIM118
             yield name, Unread(partial(_tensor_of, path, file, name))
     except SafetensorError as error:
-        raise UserError(f"{path}: not a whole .safetensors file: {error}") from None
+        raise DamagedError(f"{path}: not a whole .safetensors file: {error}") from None
 
 
 def _tensor_of(path: Path, file: Any, name: str) -> Tensor:
@@ -256,7 +258,7 @@ def _tensor_of(path: Path, file: Any, name: str) -> Tensor:
 def _torch(path: Path) -> object:
     with require_regular(path).open("rb") as file:
         if not file.read(1):
-            raise UserError(f"{path}: the file is empty")
+            raise DamagedError(f"{path}: the file is empty")
     # the format before torch 1.6 cannot be mapped
     mapped = zipfile.is_zipfile(path)
     unsafe = torch.serialization.get_unsafe_globals_in_checkpoint
@@ -266,8 +268,7 @@ def _torch(path: Path) -> object:
             # torch.load knows DTensors after this import
             import_module("torch.distributed.tensor")
             names = unsafe(path)
-        known = [*DTYPES, *((_stand_in(name), name) for name in names)]
-        with torch.serialization.safe_globals(known):
+        with torch.serialization.safe_globals([(_stand_in(n), n) for n in names]):
             return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except Exception as error:
         # a damaged stream may raise anything
@@ -278,7 +279,8 @@ def _torch(path: Path) -> object:
         ):
             name = needed[1] or needed[2]
             reason = f"needs code to be read ({name}), so it is refused"
-        raise UserError(f"{path}: {reason}") from None
+            raise UserError(f"{path}: {reason}") from None
+        raise DamagedError(f"{path}: {reason}") from None
 
 
 class _Metadata(pickle.Unpickler):

@@ -5,12 +5,20 @@ import struct
 from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 from pathlib import Path
+from zlib import crc32
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from minitrain.compare.formats import PART, files_of, is_state, loaded
+from minitrain.compare.formats import (
+    PART,
+    DamagedError,
+    Inert,
+    files_of,
+    is_state,
+    loaded,
+)
 from minitrain.compare.states import State, align, place, read_state
 from minitrain.core.errors import UserError
 from minitrain.core.files import require_regular
@@ -98,7 +106,7 @@ def compare_states(a: State, b: State) -> Comparison:
             found.num_values += 1
             found.num_parts += name.endswith(PART)
             if not _same_value(x, y):
-                found.values[name] = f"{x!r} against {y!r}"
+                found.values[name] = f"{_brief(x)} against {_brief(y)}"
     if gaps:
         _measure(gaps, found)
     only = [[n for n in x if n not in y] for x, y in ((ours, theirs), (theirs, ours))]
@@ -134,15 +142,29 @@ def _aliases(state: State, names: list[str], both: list[str]) -> dict[str, str]:
 
 
 def _same_value(a: object, b: object) -> bool:
+    if isinstance(a, Inert) and isinstance(b, Inert):
+        x, y = a.as_tensor(), b.as_tensor()
+        if x is not None and y is not None:
+            return same_kind(x, y) and same_bits(x, y)
     if isinstance(a, float) and isinstance(b, float):
         # NaNs with the same bits are equal, and 0.0 differs from -0.0
         return struct.pack("d", a) == struct.pack("d", b)
     return type(a) is type(b) and a == b
 
 
+def _brief(value: object) -> str:
+    if not isinstance(value, Inert):
+        return repr(value)
+    tensor = value.as_tensor()
+    if tensor is None:
+        return f"NumPy data (CRC {crc32(repr(value).encode()):08x})"
+    crc = f" (CRC {crc32(tensor.contiguous().numpy().tobytes()):08x})"
+    return f"NumPy {_kind(tensor)}{crc if tensor.ndim else f' {_shown(tensor)}'}"
+
+
 def _kind(entry: object) -> str:
     if not isinstance(entry, Tensor):
-        return f"the value {entry!r}"
+        return f"the value {_brief(entry)}"
     return f"{str(entry.dtype).removeprefix('torch.')} {tuple(entry.shape)}"
 
 
@@ -195,7 +217,8 @@ def compare_folders(a: Path, b: Path) -> FoldersCompared:
     only state of several files in each folder may have another name.
 
     Raises:
-        UserError: the folders share no state, or one cannot be read in either.
+        UserError: the folders share no state, or one cannot be read that has several
+            files or is whole in the other folder.
     """
     parts = [dict(_parts(folder, folder)) for folder in (a, b)]
     ours, theirs = ({*found} for found in parts)
@@ -210,10 +233,12 @@ def compare_folders(a: Path, b: Path) -> FoldersCompared:
     for name, paths in pairs.items():
         try:
             found.states[name] = compare_states(*map(read_state, paths))
-        except UserError:
-            # the bytes of a large state are in other files, and what is a state in one
-            # folder only is damaged in the other
-            if any(of.get(name, True) for of in parts) or any(map(_is_whole, paths)):
+        except UserError as error:
+            # the bytes of a large state are in other files
+            is_large = any(of.get(name, True) for of in parts)
+            if is_large or (
+                isinstance(error, DamagedError) and any(map(_is_whole, paths))
+            ):
                 raise
             # a configuration, or a random state that needs code to be read
             x, y = map(require_regular, paths)

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from minitrain.compare.formats import NESTED, Inert, Unread, entries
+from minitrain.compare.formats import NESTED, NUMPY, Inert, Unread, entries
 from minitrain.core.errors import UserError
 
 # more entries than any state has: nested lists in a small file can expand to billions
@@ -84,7 +84,7 @@ def read_state(path: Path) -> State:
     for name, leaf in found:
         if leaf is NESTED:
             nested.add(name)
-        elif isinstance(leaf, Inert):
+        elif isinstance(leaf, Inert) and not leaf.path.startswith(NUMPY):
             objects[name] = leaf.path
         elif name in tensors or name in values:
             raise UserError(f"{path}: two entries are named {name!r}")

@@ -20,8 +20,8 @@ from minitrain.recording import rules_of_steps as of_steps
 from minitrain.recording.alarm import Alarm, Rows, against, alarm, position_of, unlike
 
 # Rules of each step, with the names of their findings. Others are "model" at the start,
-# "padding" and "same batch" from judge.py, and what no row shows: "loss", "modules",
-# "ranks", "stall" and "static graph" from the recorder's other modules.
+# "parameters" (below), "padding" and "same batch" (judge.py), and what no row shows:
+# "loss", "modules", "ranks", "stall" and "static graph", from the other files.
 RULES: tuple[Callable[[Rows, Rows | None], Iterable[Alarm]], ...] = (
     of_steps.evaluation_mode,  # "evaluation mode"
     of_steps.unread,  # "inputs"
