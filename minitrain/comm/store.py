@@ -11,7 +11,7 @@ import json
 import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,8 @@ RUN_ID = "TORCHELASTIC_RUN_ID"
 # interfaces of gloo, separated by commas
 INTERFACES = "GLOO_SOCKET_IFNAME"
 PROBE_S = 2
+# rank 0 may serve the store, so it stays until the others have read all facts
+READ_S = 5.0
 _joined = itertools.count()
 
 
@@ -98,15 +100,27 @@ def require_same(
     store.set(f"facts {rank}", json.dumps([socket.gethostname(), dict(facts)]))
     keys = [f"facts {other}" for other in range(world_size)]
     store.wait(keys)
-    (host, first), *others = [json.loads(store.get(key)) for key in keys]
-    for other, (there, theirs) in enumerate(others, 1):
-        name, here, value = differing_fact(first, theirs)
+    line = _difference([json.loads(store.get(key)) for key in keys])
+    store.set(f"read {rank}", "")
+    if line and rank == 0:
+        with suppress(dist.DistError):
+            keys = [f"read {other}" for other in range(world_size)]
+            store.wait(keys, timedelta(seconds=READ_S))
+    if line:
+        raise UserError(line)
+
+
+def _difference(everyone: list[tuple[str, dict[str, Any]]]) -> str:
+    (host, first), *others = everyone
+    for rank, (there, facts) in enumerate(others, 1):
+        name, ours, theirs = differing_fact(first, facts)
         if name:
-            raise UserError(
-                f"host {there} (rank {other}): {name} = {value}, but {here} on host "
+            return (
+                f"host {there} (rank {rank}): {name} = {theirs}, but {ours} on host "
                 f"{host} (rank 0): hosts of a run must have the same code, data, "
                 "parameters and torch"
             )
+    return ""
 
 
 def differing_fact(
