@@ -83,10 +83,20 @@ def preflight(job: Job, ranks_here: int | None = None) -> None:
         )
     torch.set_num_threads(job.params.train.threads_per_process)
     config = config_of(job.params, job.shards, job.world_size)
-    batch = config.batches([0], config.num_shards(job.world_size)).micro_batches(0)[0]
+    batches = config.batches([0], config.num_shards(job.world_size))
     model = config.start_model(0)
+    for name, parameter in trained(model).items():
+        if config.fused_optimizer and not parameter.is_floating_point():
+            raise UserError(
+                f"train.fused_optimizer = true: parameter {name} is of "
+                f"{parameter.dtype}: must be false, or all be floating point"
+            )
     with Precision(config.precision).autocast():
-        try_model(model, batch, may_leave_unused=config.tuning.find_unused_parameters)
+        try_model(
+            model,
+            batches.micro_batches(0)[0],
+            may_leave_unused=config.tuning.find_unused_parameters,
+        )
 
 
 def train_rank(job: Job, launcher: str) -> None:
@@ -144,11 +154,19 @@ def run_rank(
     checkpoints: Checkpoints | None = None,
     show: str = "",
 ) -> TrainResult:
-    """Train one rank of the process group on ``device`` (None: CPU) and return its
-    results. ``inject`` injects a fault into the worker, to test the checks. ``states``:
-    folder on rank 0's host for the final state; None to return it. ``checkpoints`` and
-    ``show``: see :func:`run_through`. Collective. Raises UserError if a loss is not
-    finite.
+    """Train one rank of the process group and return its results. Collective.
+
+    Args:
+        config: Description of the run.
+        device: Device of this rank; None for the CPU.
+        observer: Called with the worker; returns its observer.
+        inject: Function that injects a fault into the worker, to test the checks.
+        states: Folder on rank 0's host for the final state; None to return it.
+        checkpoints: Checkpoints to continue from and to write; None for none.
+        show: Name of a progress bar; empty for none.
+
+    Raises:
+        UserError: A loss is not finite.
     """
     place = my_heartbeat()
     place.enter("setup")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from one_line import refusal
 from project import ROOT
 from tiny import NUM_STEPS, tiny_config, tiny_params, with_factory
 from torch import Tensor
@@ -35,8 +36,8 @@ from minitrain.train import run as of_rank
 from minitrain.train.config import OPTIMIZERS, RunConfig
 from minitrain.train.loop import train
 from minitrain.train.observer import StepObserver, watches_parts
-from minitrain.train.precision import SIXTEEN_BITS, Precision
-from minitrain.train.run import Job, run_rank
+from minitrain.train.precision import PRECISIONS, SIXTEEN_BITS, Precision
+from minitrain.train.run import Job, preflight, run_rank
 from minitrain.train.step_record import TrainResult
 from minitrain.train.worker import Worker
 
@@ -124,6 +125,19 @@ def test_other_models_pass_every_rung_that_can_be_asked(
     has_buffers = factory in ("batch_norm", "counting", "with_mask")
     assert found.pop("replay_buffers") == ("equal" if has_buffers else "not run")
     assert set(found.values()) == {"equal"}
+
+
+def test_fused_optimizer_of_a_complex_parameter_is_refused(shards: Path) -> None:
+    def check(factory: str, fused: bool) -> None:
+        tiny = tiny_params(fused_optimizer=fused, threads_per_process=1)
+        params = with_factory(tiny, f"other_models:{factory}")
+        preflight(Job(params, "gloo", 1, shards / "world-1", Path(), Path()))
+
+    check("turning", fused=False)
+    check("dropout", fused=True)
+    assert refusal(check, "turning", fused=True).startswith(
+        "train.fused_optimizer = true: parameter middle.turn is of torch.complex64"
+    )
 
 
 def write_slowly(job: Job) -> None:
@@ -242,7 +256,7 @@ def test_calibration_leaves_nothing_behind(
     assert ranks == [[({}, False)]] * 2
 
 
-@pytest.mark.parametrize("name", ["float32", *SIXTEEN_BITS])
+@pytest.mark.parametrize("name", PRECISIONS)
 def test_products_have_the_type_that_is_named(name: PrecisionName) -> None:
     with Precision(name).autocast():
         product = torch.ones(2, 2) @ torch.ones(2, 2)
