@@ -46,6 +46,11 @@ class OneCopy(Flat):
         super().set_up()
         _refuse_aliases(self.model)
         named, trained = dict(self.model.named_parameters()), self._trained
+        if len(trained) < self.world_size:
+            raise UserError(
+                f"train.sync = 'one_copy': {len(trained)} trained parameters for "
+                f"{self.world_size} processes: must be at least one for each"
+            )
         owners = _owners(trained, self.world_size)
         self._own = [name for name in trained if owners[name] == self.rank]
         sizes = (-(-p.nbytes // ALIGNMENT) * ALIGNMENT for p in named.values())

@@ -201,20 +201,23 @@ def test_memory_falls_by_parameters_and_moments(world_size: int) -> None:
     assert saved >= (world_size - 1) * 3 * ddp[0][1]
 
 
-def refused() -> str:
+def refused(owners_of: int, hosts: bool) -> str:
     with distributed() as (rank, _):
-        # in a process of its own, which ends with this
-        sockets._host = lambda: (f"host {rank}",)
-        model = nn.ParameterList(torch.ones(1) for _ in range(2))
+        if hosts:
+            # in a process of its own, which ends with this
+            sockets._host = lambda: (f"host {rank}",)
+        model = nn.ParameterList(torch.ones(1) for _ in range(owners_of))
         return refusal(OneCopy, model, Defaults())
 
 
-def test_ranks_on_two_hosts_are_refused_in_a_line() -> None:
+def test_what_it_cannot_do_is_refused_in_a_line() -> None:
+    line = "train.sync = 'one_copy': 1 trained parameters for 2 processes"
+    assert all(found.startswith(line) for found in launch(refused, 2, 1, False))
     line = (
         "shared memory: rank 1 is on another host than rank 0, or in another "
         "container; all ranks must be on one"
     )
-    assert launch(refused, 2) == [line] * 2
+    assert launch(refused, 2, 2, True) == [line] * 2
 
 
 def test_parameters_that_lie_side_by_side_or_are_empty_or_tied() -> None:
