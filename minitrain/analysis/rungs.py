@@ -52,8 +52,10 @@ class Rung:
 
 
 def rung_of(entry: Mapping[str, Any]) -> Rung:
-    """Convert a JSON object to a rung. Raises ValueError for an unknown verdict."""
-    reason = Reason(entry["reason"]) if entry.get("reason") else None
+    """Convert a JSON object to a rung. Raises ValueError for an unknown verdict or
+    reason, and KeyError without one (null if there is none).
+    """
+    reason = entry["reason"] and Reason(entry["reason"])
     verdict = CheckVerdict(entry["verdict"])
     return Rung(**{**entry, "verdict": verdict, "reason": reason})
 

@@ -283,7 +283,7 @@ class HangMonitor:
             return self._failed or self.verdict
         cause = root_cause(failures_of(self._folder, self._pids(), codes), self.first)
         if self.followed and isinstance(cause, RankError):
-            # else the rank was killed because ranks of another host failed
+            # a rank that did not begin it was killed because another host failed
             cause.of_another |= not began_it(cause, self.first)
         return cause
 

@@ -69,7 +69,14 @@ def _kept_there(
             "shared file system"
         )
     ranks = range(first["identity"]["world_size"])
-    return found, [load_rank(found, rank) for rank in ranks]
+    try:
+        return found, [load_rank(found, rank) for rank in ranks]
+    except OSError:
+        raise
+    except Exception as error:
+        # torch has many kinds of errors for it
+        why = f"torch cannot load it ({type(error).__name__})"
+        raise UserError(f"--resume {found}: {why}") from None
 
 
 def _manifest_of(found: Path) -> Manifest:

@@ -147,6 +147,11 @@ def test_another_run_is_refused_by_what_differs(shards: Path, tmp_path: Path) ->
         train(params, shards, 1, tmp_path / "again", tmp_path / "one")
     with pytest.raises(UserError, match="holds no checkpoint"):
         train(params, shards, 2, tmp_path / "two", tmp_path / "one/step-2")
+    # as if the strategy of that run keeps an object of its own
+    rows = {"model": Path("a"), "seen": "{}"}
+    Checkpoints(tmp_path / "odd", {**SOURCE, "seed": 1}, 1, 9).save(3, rows)
+    with pytest.raises(UserError, match=r"odd/step-3: torch cannot load it \(Unpick"):
+        train(params, shards, 2, tmp_path / "two", tmp_path / "odd")
     assert not (tmp_path / "two").exists()
 
 

@@ -18,6 +18,7 @@ from minitrain.proof.witness.record import Rung, Tensors, cuts, rung
 # anything but a mean of its samples is farther away; a model that computes partly in
 # float32 comes as close as 2e-7
 MEAN_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
+# a literal on purpose: the witness shares no code with what it checks
 FINE = "within tolerance"
 # number of slices whose weights a message shows, and of buffers that it names
 SHOWN, SHOWN_BUFFERS = 4, 3

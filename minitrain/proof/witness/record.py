@@ -99,6 +99,7 @@ def rung(verdict: str, detail: str, gap: float | None = None) -> Rung:
         "max_abs_diff": gap,
         "verdict": verdict,
         "detail": detail,
+        "reason": None,
     }
 
 
