@@ -1,9 +1,9 @@
 """Speed comparison of arms: configurations timed in turns, in rounds of one run.
 
 Arms are compared within a round, so that a temporary slowdown of the machine affects
-both. Arms measured twice (A/A tests) give the noise floor: the largest difference of
-any such pair. Smaller differences are not reported. Swapping two arms gives exactly the
-inverse ratio, since ratios are kept as logarithms.
+both. Arms measured twice (A/A tests) give the noise floor: how far the interval of any
+such pair reaches. Smaller differences are not reported. Swapping two arms gives exactly
+the inverse ratio, since ratios are kept as logarithms.
 """
 
 import math
@@ -41,8 +41,8 @@ class Comparison:
 
     ``ratio`` is the median over the rounds of A's tokens per second divided by B's in
     the same round (geometric mean of the middle two if their number is even); ``low``
-    and ``high`` are its 5 % and 95 % bootstrap bounds. ``noise_floor`` is the largest
-    relative difference among ``num_pairs`` A/A pairs.
+    and ``high`` are its 5 % and 95 % bootstrap bounds. ``noise_floor`` is the
+    largest relative difference that ``num_pairs`` A/A pairs do not exclude.
     """
 
     arm_a: str

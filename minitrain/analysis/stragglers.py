@@ -137,10 +137,10 @@ def own_work(
     """Return milliseconds of own work, shape (steps, ranks), without steps in which a
     value is missing.
 
-    Own work is batch, forward and backward pass, and optimizer. In plain steps, the
-    backward pass ends when the last bucket is handed over. With ``waits_within``, ranks
-    wait for each other before that and would all look slow: then, and if the handover
-    was not timed, bracketed steps and their pass without communication are used.
+    Own work is all but communication: batch, passes, optimizer, other. In plain steps,
+    the backward pass ends when the last bucket is handed over. With ``waits_within``,
+    ranks wait for each other before that and would all look slow: then, and if the
+    handover was not timed, bracketed steps and their pass without communication serve.
     """
     rows, backward = plain_steps(timings, num_warmup_steps), TO_LAST
     if waits_within or TO_LAST not in rows:

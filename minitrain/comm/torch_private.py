@@ -1,4 +1,4 @@
-"""Uses of undocumented torch, all in this file and each with its reason.
+"""Uses of private functions of torch, each with its reason.
 
 Written for torch 2.13; environment.torch in params.yaml pins the release. After an
 upgrade, compare this file with torch's source.

@@ -209,7 +209,7 @@ UNKNOWN = Why(Cause.UNKNOWN)
 
 @dataclass(frozen=True)
 class Difference:
-    """The first difference: ``what`` differs (``much``: by how much, as text), and its
+    """A difference: ``what`` differs (``much``: by how much, as text), and its
     cause ``why``; not ``sure`` if rounding might explain it.
 
     ``step``: START before the first. ``ranks``: the ranks that differ, empty for all,

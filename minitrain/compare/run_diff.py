@@ -35,7 +35,8 @@ class RunsCompared:
     """The result of comparing runs A and B; the numbers count steps that both have.
     ``only_in_a`` and ``only_in_b`` list what only one has, as steps or files.
 
-    ``first``: the first difference in recorded bits; ``losses``: pairs that differ, by
+    ``first``: the first difference in recorded bits, unless data, or the first step by
+    more than rounding, differ; ``losses``: pairs that differ, by
     step; ``states``: final states by file. ``rungs``: results of the tolerance checks;
     ``is_coarse``: rounding to 16 bits may explain the gradients; ``by_design``: why
     results depend on world size. ``unlike_ranks``: by side, a rank that is incomplete
@@ -58,7 +59,7 @@ class RunsCompared:
 
     @property
     def verdict(self) -> RunPairVerdict:
-        """The verdict by bits, or if they differ, by the tolerances."""
+        """The verdict: by what one run lacks, by bits, by cause, then by tolerances."""
         first = self.first
         broken = [name for name, r in self.rungs.items() if r.verdict == "breach"]
         if self.only_in_a or self.only_in_b or self.unlike_ranks:

@@ -73,7 +73,7 @@ def hashes_rung(run: Rows, other: Rows, what: What, world_size: int) -> Rung:
 
 
 def losses_rung(run: Sequence[float], other: Sequence[float]) -> Rung:
-    """Return a rung: EQUAL if the mean losses of all steps have equal bits."""
+    """Return a rung: EQUAL if the mean losses of all steps are equal numbers."""
     if len(run) != len(other) or not run:
         return _breach(f"{len(run)} steps against {len(other)}")
     for step, (ours, theirs) in enumerate(zip(run, other, strict=True)):

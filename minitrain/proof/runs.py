@@ -1,6 +1,7 @@
 """The reference run (one process on whole batches), and the ladders of all runs.
 
-The reference uses the replay's training loop, not the ranks'. Unstable training
+The run ``gloo-1`` is the reference if it is stock DDP without accumulation; else it is
+trained here, by the replay's loop and not by that of the ranks. Unstable training
 amplifies rounding without bound, which no tolerance distinguishes from a fault; the
 perturbed run (twin) measures it. ``evidence`` is the verify stage's folder.
 """
@@ -118,9 +119,9 @@ def ladders(
     params: Params, config: RunConfig, evidence: Path
 ) -> Iterator[tuple[str, Rungs]]:
     """Yield the name and the ladder (rungs, or check results, by name) of every run.
-    ``config`` is the reference run, which is trained here unless the run ``gloo-1`` is
-    it. Raises OSError for a run without evidence, UserError for a damaged file or a
-    loss that is not finite.
+    ``config`` is of all runs, with the data of one rank; the reference run is trained
+    here unless the run ``gloo-1`` is it. Raises OSError for a run without evidence,
+    UserError for a damaged file or a loss that is not finite.
     """
     # records of other steps would not be compared
     alone = replace(config, hash_every=config.steps)

@@ -27,7 +27,7 @@ MOST_PASSES = 16
 
 
 @dataclass
-class BackwardPass:
+class TrainingPass:
     """A training pass, with its ``number`` among recorded ones. ``told``: facts for the
     row of its step. ``first``: more facts, None unless it is the step's first pass.
     """
@@ -87,7 +87,7 @@ class Backwards:
         self._heard.clear()
         self.known: dict[str, Gradient] = {}
         self._num_backwards, self._first_forward, self._running = 0, 0, False
-        self._last_forward: BackwardPass | None = None
+        self._last_forward: TrainingPass | None = None
         self._own_sketches: dict[str, Sketch] = {}
         # copies of gradients that are not sketched yet, and their bytes
         self._unsketched: dict[str, Tensor] = {}
@@ -116,13 +116,16 @@ class Backwards:
             parameter.register_post_accumulate_grad_hook(Tap(see)),
         ]
 
-    def pass_begins(self, one: BackwardPass) -> None:
+    def pass_begins(self, one: TrainingPass) -> None:
         """Register a forward pass: the next backward pass belongs to it."""
         self._last_forward = one
         if self._running:
             self._first_forward, self._running = one.number, False
 
     def _before_adding(self, name: str, gradient: Tensor | None) -> None:
+        # The gradient so far: None or zero (the step's first pass, or dropped by the
+        # loop since), of an earlier pass of this step (a share is recorded for each
+        # pass), of the step before (carried), or returned by torch.autograd.grad.
         if not self._running:
             self._running = True
             self._num_backwards += 1

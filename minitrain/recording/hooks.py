@@ -1,6 +1,6 @@
 """Helpers of the recorder's hooks: kind of a forward pass, wrappers, and plain names.
 
-The hooks are documented ones of torch, draw no random numbers and change nothing.
+The hooks draw no random numbers and change nothing.
 """
 
 import inspect

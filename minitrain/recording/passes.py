@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from minitrain.recording import hooks
-from minitrain.recording.backwards import BackwardPass, Backwards
+from minitrain.recording.backwards import Backwards, TrainingPass
 from minitrain.recording.fingerprint import digest, fingerprint, stays_sparse
 from minitrain.recording.format import Row
 from minitrain.recording.inputs import random_digest, read
@@ -38,7 +38,7 @@ class Passes:
         self.forwards = self.evals = 0
         self.backwards, self.seen_from = Backwards(), 0
         self._listens = False
-        self._kept: deque[BackwardPass] = deque(maxlen=MOST_PASSES)
+        self._kept: deque[TrainingPass] = deque(maxlen=MOST_PASSES)
         # number of recorded passes so far, and whether the next is a step's first
         self._count, self._is_first = 0, True
         # if dropout or batch norm were in training mode when hooks were added
@@ -63,7 +63,7 @@ class Passes:
         }
         if self.calls is not None:
             self.calls.listen(self._inner, module)
-        one = BackwardPass(self._count, told)
+        one = TrainingPass(self._count, told)
         self.backwards.pass_begins(one)
         self._kept.append(one)
         self._count += 1
@@ -112,7 +112,7 @@ class Passes:
             if self.calls is not None:
                 self.calls.forget()
 
-    def before(self, stepped: Stepped) -> list[BackwardPass]:
+    def before(self, stepped: Stepped) -> list[TrainingPass]:
         """Return the passes that began after the last step of ``stepped``."""
         return [one for one in self._kept if one.number >= stepped.passes]
 

@@ -1,4 +1,4 @@
-"""The rules that compare the ranks of a data-parallel run, step by step.
+"""The rules of a data-parallel run, checked step by step on the rows of all ranks.
 
 A rule gets ``rows``, the row of each rank for one step, in rank order, and ``before``,
 those of the recorded step before of the same optimizer (None at the first). It is a
@@ -9,7 +9,8 @@ To add a rule, write it in rules_of_steps.py, rules_of_gradients.py or rules_of_
 and list it in :data:`RULES`. Name its findings by a text of their own: of one text, the
 first alarm and the first note are reported (judge.py). A page on an alarm goes into
 ``alarm.PAGES``. Keys that it needs in rows go into rows.py and fields.py (``FIELDS``,
-or ``MAY_HAVE`` if optional). A rule that needs more than two steps goes into judge.py.
+or ``MAY_HAVE`` if optional); passes.py, backwards.py and optimizers.py collect facts. A
+rule that needs more than two steps goes into judge.py.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -33,13 +34,13 @@ RULES: tuple[Callable[[Rows, Rows | None], Iterable[Alarm]], ...] = (
     of_steps.wrappers,  # "wrapper"
     # "gradients", "averaged in step", "mean", "not the mean", "clipping"
     of_gradients.gradients,
-    of_steps.carried,  # "zero_grad"
-    of_steps.touched,  # "clipping"
+    of_gradients.carried,  # "zero_grad"
+    of_gradients.touched,  # "clipping"
     of_gradients.no_gradient,  # "no gradient"
     of_steps.not_finite,  # "not finite"
-    of_steps.unmoved,  # "unmoved"
-    of_steps.not_held,  # "not held"
-    of_steps.synchronized_often,  # "synchronization"
+    of_state.unmoved,  # "unmoved"
+    of_state.not_held,  # "not held"
+    of_gradients.synchronized_often,  # "synchronization"
     of_steps.random_numbers,  # "random numbers"
     of_state.also,  # "also"
 )

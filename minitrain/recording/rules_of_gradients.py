@@ -19,6 +19,7 @@ from minitrain.recording.alarm import (
     hashes,
     in_ranks,
     note,
+    unless_all,
     unlike,
 )
 from minitrain.recording.fingerprint import BINS
@@ -317,3 +318,30 @@ def _not_synchronized(
     if row["group"] is None:
         return f"{wrapper} averages in a group of one rank"
     return f"a communication hook of {wrapper} that reduces nothing"
+
+
+def synchronized_often(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
+    """Check that only one backward pass of a step synchronizes. Yields a note."""
+    times = max(row.get("reductions", 0) for row in rows)
+    if times > 1:
+        what = f"gradients are synchronized {times} times, once is enough"
+        cause = "gradients accumulated without no_sync"
+        yield note(rows, "synchronization", what, cause)
+
+
+def carried(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
+    """Yield an alarm if gradients include the previous step's: no ``zero_grad``."""
+    if ranks := [rank for rank, row in enumerate(rows) if row.get("carried")]:
+        names = rows[ranks[0]]["carried"]
+        what = f"holds the gradient of the step before, too ({len(names)} such tensors)"
+        where = {"ranks": unless_all(ranks, rows), "tensor": names[0]}
+        yield alarm(rows, "zero_grad", what, "no zero_grad() after the step", **where)
+
+
+def touched(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
+    """Yield a note if gradients are changed (clipped) between the passes of a step."""
+    names: list[str] = next(filter(None, (row.get("touched") for row in rows)), [])
+    if names and len(rows) > 1:
+        what = f"changed between the passes of a step ({len(names)} such tensors)"
+        cause = "clipped before the reduction: clip once, after the last pass"
+        yield note(rows, "clipping", what, cause, tensor=names[0])

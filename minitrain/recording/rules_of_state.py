@@ -1,10 +1,11 @@
-"""Rules on what ranks hold: parameters, buffers and other modules must be equal."""
+"""Rules on parameters, buffers and other modules: equal on ranks, held, and moving."""
 
 from collections.abc import Iterable, Sequence
 from math import dist, hypot, inf, isfinite
 
 from minitrain.recording.alarm import (
     Alarm,
+    Row,
     Rows,
     against,
     alarm,
@@ -12,12 +13,15 @@ from minitrain.recording.alarm import (
     first_unlike,
     hashes,
     in_ranks,
+    note,
     unlike,
 )
 
 NOT_BROADCAST = "rank 0's weights are not broadcast, or were changed after that"
 # distance, as a share of the model, from which rounding is an alarm
 FAR = 1e-4
+# a step of this length, as a share of the parameter, may be lost in float32
+ROUNDED = 1e-6
 
 
 def at_start(headers: Rows) -> list[Alarm]:
@@ -137,3 +141,51 @@ def also(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
         cause = "made, loaded or updated in another way on ranks, or on one alone"
         ranks = [have[number] for number in found]
         yield alarm(rows, "also", what, cause, ranks=ranks, tensor=name)
+
+
+def unmoved(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
+    """Yield a note if a parameter that should move stays, at two recorded steps."""
+    stayed = _stay(before[0]) if before else []
+    if names := [name for name in _stay(rows[0]) if name in stayed]:
+        what = f"has a gradient and does not change, again ({len(names)} such tensors)"
+        cause = "the optimizer holds another tensor, or its step is undone or too small"
+        where = {"tensor": names[0], "tensors": names}
+        yield note(rows, "unmoved", what, cause, **where)
+
+
+def _stay(row: Row) -> list[str]:
+    # a step of Adam is as long as the rate, one of SGD as rate times gradient
+    rate = min(row["lr"], default=0.0)
+    return [
+        name
+        for name, value in row["parameters"].items()
+        if rate > ROUNDED
+        and value["hash"] == row["before"].get(name)
+        and name in row["gradients"]
+        and rate * row["gradients"][name]["norm"] > ROUNDED * value["norm"]
+    ]
+
+
+def not_held(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
+    """Check that every trained parameter is in an optimizer. Yields a note; an alarm if
+    the optimizer has no parameter of the model, and none changed since the step before.
+    Float32 copies (master weights), copied back after a step, would change them.
+    """
+    names, groups = rows[0]["not_held"], [one for row in rows for one in row["groups"]]
+    if names:
+        what = f"in no optimizer ({len(names)} such tensors)"
+        cause = "not given to it, or made, or replaced, after it"
+        holds_none = bool(groups) and not any(group["parameters"] for group in groups)
+        was = hashes(before[0], "parameters") if before else {}
+        now = rows[0]["before"]
+        rates = before[0]["lr"] if before else []
+        # a warmup from 0 moves no copy either
+        moves = any(rates) or not rates
+        severe = holds_none and bool(now) and moves and now.items() <= was.items()
+        if holds_none:
+            what = f"the optimizer holds no parameter of the model ({len(names)})"
+            cause = "copies of them are trained, as master weights are"
+        if severe:
+            cause = "made before the model was copied or moved, or for another model"
+        where = {"tensor": names[0], "tensors": names, "severe": severe}
+        yield alarm(rows, "not held", what, cause, **where)

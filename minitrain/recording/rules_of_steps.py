@@ -1,4 +1,6 @@
-"""Rules on a step: the samples and random numbers of ranks, and the step's effects."""
+"""Rules on what leads to a step: samples, passes, settings, modes, random numbers; and
+that its numbers are finite.
+"""
 
 import math
 import operator
@@ -20,8 +22,6 @@ from minitrain.recording.alarm import (
     unlike,
 )
 
-# a step of this length, as a share of the parameter, may be lost in float32
-ROUNDED = 1e-6
 # a run of at most so many passes need not train: it tries or profiles a model
 MOST_OF_A_TRIAL = 3
 
@@ -93,15 +93,6 @@ def unread(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
         yield note(rows, "inputs", what, "", ranks=unless_all(ranks, rows))
 
 
-def batch_again(rows: Rows, ranks: Sequence[int], earlier: int) -> Iterable[Alarm]:
-    """Yield a note that ``ranks`` read the batch of step ``earlier`` in order again."""
-    what = f"the batch of step {earlier} again"
-    cause = "no new order for this epoch (set_epoch?)"
-    if earlier + 1 == rows[0]["step"]:
-        cause = "one batch on purpose, or loader workers with the same random state"
-    yield note(rows, "same batch", what, cause, ranks=unless_all(ranks, rows))
-
-
 def random_numbers(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
     """Yield a note if ranks draw the same random numbers in the forward pass."""
     draw = {rank: row["random"] for rank, row in enumerate(rows) if row["draws"]}
@@ -111,21 +102,6 @@ def random_numbers(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
         what = f"{in_ranks(same)} draw the same in the forward pass"
         cause = "the same seed on ranks; if the model has dropout, its masks are alike"
         yield note(rows, "random numbers", what, cause)
-
-
-def padding(rows: Rows, first: Rows) -> Iterable[Alarm]:
-    """Yield a note if the last ranks end a step with samples that began the run."""
-    starts = [samples(row)[:1] for row in first]
-    ends = [samples(row)[-1:] for row in rows]
-    if samples(rows[0]) == samples(first[0]) or not starts[0]:
-        return
-    for count in range(len(rows) - 1, 0, -1):
-        if ends[-count:] == starts[:count]:
-            ranks = [*range(len(rows) - count, len(rows))]
-            what = "ends with samples that the first ranks began with"
-            cause = "DistributedSampler pads, as the ranks do not divide the samples"
-            yield note(rows, "padding", what, cause, ranks=ranks)
-            return
 
 
 def forward_passes(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
@@ -142,23 +118,6 @@ def forward_passes(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
                 "average other batches than those that belong together"
             )
         yield note(rows, "steps", what, cause, ranks=ranks)
-
-
-def unseen(ends: Rows, start: Rows) -> Iterable[Alarm]:
-    """Yield a finding if a run has only steps, or only passes: others were missed."""
-    steps, passes = ends[0]["step"], max(end["forwards"] for end in ends)
-    if steps and not passes:
-        what = f"{steps} steps and no forward pass of the training"
-        cause = "the model is in eval(), or not called itself: data is not recorded"
-        yield note(ends, "steps", what, cause)
-    if passes and not steps:
-        pairs = zip(ends, start, strict=False)
-        still = all(hashes(end, "parameters") == first["start"] for end, first in pairs)
-        severe = bool(start) and still and passes > MOST_OF_A_TRIAL
-        what = f"{passes} passes and no step"
-        what += ", and no parameter has changed" * severe
-        cause = "no optimizer holds parameters of the model: made for a copy of it?"
-        yield alarm(ends, "steps", what, cause, severe=severe)
 
 
 def learning_rates(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
@@ -244,63 +203,6 @@ def _none_finite(rows: Rows, kind: str) -> list[str]:
     ]
 
 
-def unmoved(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
-    """Yield a note if a parameter that should move stays, at two recorded steps."""
-    stayed = _stay(before[0]) if before else []
-    if names := [name for name in _stay(rows[0]) if name in stayed]:
-        what = f"has a gradient and does not change, again ({len(names)} such tensors)"
-        cause = "the optimizer holds another tensor, or its step is undone or too small"
-        where = {"tensor": names[0], "tensors": names}
-        yield note(rows, "unmoved", what, cause, **where)
-
-
-def _stay(row: Row) -> list[str]:
-    # a step of Adam is as long as the rate, one of SGD as rate times gradient
-    rate = min(row["lr"], default=0.0)
-    return [
-        name
-        for name, value in row["parameters"].items()
-        if rate > ROUNDED
-        and value["hash"] == row["before"].get(name)
-        and name in row["gradients"]
-        and rate * row["gradients"][name]["norm"] > ROUNDED * value["norm"]
-    ]
-
-
-def not_held(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
-    """Check that every trained parameter is in an optimizer. Yields a note; an alarm if
-    the optimizer has no parameter of the model, and none changed since the step before.
-    Float32 copies (master weights), copied back after a step, would change them.
-    """
-    names, groups = rows[0]["not_held"], [one for row in rows for one in row["groups"]]
-    if names:
-        what = f"in no optimizer ({len(names)} such tensors)"
-        cause = "not given to it, or made, or replaced, after it"
-        holds_none = bool(groups) and not any(group["parameters"] for group in groups)
-        was = hashes(before[0], "parameters") if before else {}
-        now = rows[0]["before"]
-        rates = before[0]["lr"] if before else []
-        # a warmup from 0 moves no copy either
-        moves = any(rates) or not rates
-        severe = holds_none and bool(now) and moves and now.items() <= was.items()
-        if holds_none:
-            what = f"the optimizer holds no parameter of the model ({len(names)})"
-            cause = "copies of them are trained, as master weights are"
-        if severe:
-            cause = "made before the model was copied or moved, or for another model"
-        where = {"tensor": names[0], "tensors": names, "severe": severe}
-        yield alarm(rows, "not held", what, cause, **where)
-
-
-def synchronized_often(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
-    """Check that only one backward pass of a step synchronizes. Yields a note."""
-    times = max(row.get("reductions", 0) for row in rows)
-    if times > 1:
-        what = f"gradients are synchronized {times} times, once is enough"
-        cause = "gradients accumulated without no_sync"
-        yield note(rows, "synchronization", what, cause)
-
-
 def evaluation_mode(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
     """Yield an alarm if training goes on in evaluation mode, after training mode."""
     if ranks := [rank for rank, row in enumerate(rows) if "in_eval" in row]:
@@ -312,19 +214,45 @@ def evaluation_mode(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
         yield alarm(first, "evaluation mode", what, cause, **where)
 
 
-def carried(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
-    """Yield an alarm if gradients include the previous step's: no ``zero_grad``."""
-    if ranks := [rank for rank, row in enumerate(rows) if row.get("carried")]:
-        names = rows[ranks[0]]["carried"]
-        what = f"holds the gradient of the step before, too ({len(names)} such tensors)"
-        where = {"ranks": unless_all(ranks, rows), "tensor": names[0]}
-        yield alarm(rows, "zero_grad", what, "no zero_grad() after the step", **where)
+# judge.py and alarms_at_end call these, which look at more than two steps
 
 
-def touched(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
-    """Yield a note if gradients are changed (clipped) between the passes of a step."""
-    names: list[str] = next(filter(None, (row.get("touched") for row in rows)), [])
-    if names and len(rows) > 1:
-        what = f"changed between the passes of a step ({len(names)} such tensors)"
-        cause = "clipped before the reduction: clip once, after the last pass"
-        yield note(rows, "clipping", what, cause, tensor=names[0])
+def batch_again(rows: Rows, ranks: Sequence[int], earlier: int) -> Iterable[Alarm]:
+    """Yield a note that ``ranks`` read the batch of step ``earlier`` in order again."""
+    what = f"the batch of step {earlier} again"
+    cause = "no new order for this epoch (set_epoch?)"
+    if earlier + 1 == rows[0]["step"]:
+        cause = "one batch on purpose, or loader workers with the same random state"
+    yield note(rows, "same batch", what, cause, ranks=unless_all(ranks, rows))
+
+
+def padding(rows: Rows, first: Rows) -> Iterable[Alarm]:
+    """Yield a note if the last ranks end a step with samples that began the run."""
+    starts = [samples(row)[:1] for row in first]
+    ends = [samples(row)[-1:] for row in rows]
+    if samples(rows[0]) == samples(first[0]) or not starts[0]:
+        return
+    for count in range(len(rows) - 1, 0, -1):
+        if ends[-count:] == starts[:count]:
+            ranks = [*range(len(rows) - count, len(rows))]
+            what = "ends with samples that the first ranks began with"
+            cause = "DistributedSampler pads, as the ranks do not divide the samples"
+            yield note(rows, "padding", what, cause, ranks=ranks)
+            return
+
+
+def unseen(ends: Rows, start: Rows) -> Iterable[Alarm]:
+    """Yield a finding if a run has only steps, or only passes: others were missed."""
+    steps, passes = ends[0]["step"], max(end["forwards"] for end in ends)
+    if steps and not passes:
+        what = f"{steps} steps and no forward pass of the training"
+        cause = "the model is in eval(), or not called itself: data is not recorded"
+        yield note(ends, "steps", what, cause)
+    if passes and not steps:
+        pairs = zip(ends, start, strict=False)
+        still = all(hashes(end, "parameters") == first["start"] for end, first in pairs)
+        severe = bool(start) and still and passes > MOST_OF_A_TRIAL
+        what = f"{passes} passes and no step"
+        what += ", and no parameter has changed" * severe
+        cause = "no optimizer holds parameters of the model: made for a copy of it?"
+        yield alarm(ends, "steps", what, cause, severe=severe)

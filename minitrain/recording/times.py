@@ -194,6 +194,9 @@ def _cells(lines: Sequence[str]) -> dict[str, Floats]:
 
 
 def _as_timings(table: dict[str, Floats], rank: int) -> Columns:
+    # The analysis is the laboratory's, so its columns stand for those of a recording: a
+    # recorded step is of kind bracketed (its column recorded is false), tokens are
+    # samples, the last bucket is the last gradient, an interruption is an evaluation.
     # a step of the loop has one of each optimizer, in the order of the first step
     _, first, which = np.unique(table["optimizer"], True, True)
     begins = np.flatnonzero(np.diff(first[which], prepend=inf) <= 0)

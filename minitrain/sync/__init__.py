@@ -2,9 +2,10 @@
 
 Gradients are summed in ``sum_over_ranks`` of ``Flat`` (after_backward.py) or of
 ``StockDDP`` (ddp_buckets.py: per bucket, in DDP's hook), except that torch sums for
-``FSDP``, and ``OneCopy`` sums in ``reduce``. A new strategy is a subclass of ``Flat``
-or ``StockDDP``, a row in ``guarantees.GUARANTEES`` and a line in
-``catalog.STRATEGIES``; named as ``package.module:Class``, it needs the subclass only.
+``FSDP``, ``PowerSGD`` and untimed ``StockDDP``, and ``OneCopy`` in ``reduce``. A new
+strategy is a subclass of ``Flat`` or ``StockDDP``, a row in ``guarantees.GUARANTEES``
+and a line in ``catalog.STRATEGIES``; named as ``package.module:Class``, it needs the
+subclass only.
 If it does not sum in the order of gloo's ring, it also overrides ``reference``, the
 same sum in one process.
 """

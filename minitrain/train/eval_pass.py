@@ -1,4 +1,4 @@
-"""Passes in eval mode for the witness: the training loop without its optimizer step.
+"""Passes for the witness, in eval mode, and gradients without minitrain's hook.
 
 In eval mode the loss of a sample depends on that sample alone. So after the last step
 each rank repeats a step in eval mode, with the same weights, strategy and reductions.

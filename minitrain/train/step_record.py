@@ -3,9 +3,10 @@
 A row is a dict, a line of hashes.jsonl. Kinds of rows: ``batch`` (every step: hash of
 the global batch), ``fed`` (every step: inputs of each rank's model), ``tensors``
 (recorded steps, see :func:`recorded_steps`: hash of every gradient before the optimizer
-and of every parameter and buffer after it, on each rank), ``buckets`` (when DDP's
-layout changes), ``forward`` (once: whether the forward pass depends only on its
-samples); ``probe``, ``no probe``, ``unwatched`` (:mod:`minitrain.train.eval_pass`).
+and of every parameter and buffer after it, on each rank), ``buckets`` (when the layout
+changes), ``forward`` (once: whether the forward pass depends only on its samples),
+``collectives`` (:mod:`minitrain.bench.ledger`); ``probe``, ``no probe``, ``unwatched``
+(:mod:`minitrain.train.eval_pass`).
 """
 
 import hashlib

@@ -278,7 +278,6 @@ FIELDS = [("a", "f4"), ("b", "i4")]
         (np.ma.array([1, 2], mask=[0, 1]), np.ma.array([1, 2], mask=[1, 0]), False),
         (np.random.RandomState(1), np.random.RandomState(2), False),
     ],
-    ids=repr,
 )
 def test_arrays_by_type_shape_and_values(
     tmp_path: Path, a: object, b: object, equal: bool
