@@ -208,7 +208,7 @@ def test_error_of_the_recorder_ends_the_training_only_where_ranks_wait_for_shard
 
     monkeypatch.setattr(recorder, "Writer", refused)
     assert "nothing is recorded: PermissionError" in start()
-    monkeypatch.setattr(recorder.rows, "is_sharded", lambda model: True)
+    monkeypatch.setattr(recorder.hooks, "is_sharded", lambda model: True)
     with pytest.raises(PermissionError):
         start()
     # a library that the recorder needs is missing

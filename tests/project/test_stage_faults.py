@@ -164,7 +164,7 @@ def test_breach_that_verify_found(after, copy: Path) -> None:
     evidence = read_json(path)
     injected = {"bytes_equal": False, "max_ulp": 7, "max_abs_diff": 0.5}
     injected |= {"verdict": "breach", "detail": "injected"}
-    evidence["rungs"]["ranks"] = injected
+    evidence["rungs"]["ranks"] = {**injected, "reason": None}
     write_json(path, evidence)
     outcome = after(EQUIVALENCE)
     assert_refused(outcome, copy, "ranks")
