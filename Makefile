@@ -12,7 +12,7 @@ DVC := $(BIN)/python -P -m dvc
 PRIVATE_CACHE := $(BIN)/python -m minitrain.cli.private_cache
 
 # a user's own files in the root are the user's
-CODE := minitrain stages studies examples tests docs
+CODE := minitrain stages studies examples tests docs notebooks
 STUDIES := $(sort $(notdir $(patsubst %/dvc.yaml,%,$(wildcard studies/*/dvc.yaml))))
 # what .venv-peers has beside .venv
 OTHERS := studies/peers/requirements.txt tests/frameworks/requirements.txt

@@ -13,10 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from fork_server import Forked, ForkServer
+from forks import ADDRESS, FOR_RANKS, Forked, Server, servers
 from held_memory import held_by, segments
 from hypothesis import settings
-from mutated import ADDRESS, Server, servers
 from waiting import GENEROUS_S
 
 from minitrain.harness import launcher
@@ -57,12 +56,11 @@ skipped_on_ci: list[str] = []
 
 
 @pytest.fixture(scope="session")
-def fork_server() -> Iterator[ForkServer]:
+def fork_server() -> Iterator[Server]:
     """Forks the ranks of all tests but the launcher's own."""
-    fork_server = ForkServer()
-    servers.add(fork_server.process.pid)
-    yield fork_server
-    fork_server.stop()
+    server = Server(FOR_RANKS)
+    yield server
+    server.stop()
 
 
 @pytest.fixture(scope="session")
@@ -106,7 +104,7 @@ def ranks_by_fork(
 
     def start(environment: Mapping[str, str]) -> Forked:
         # made when first needed
-        fork_server: ForkServer = request.getfixturevalue("fork_server")
+        fork_server: Server = request.getfixturevalue("fork_server")
         return fork_server.fork(environment)
 
     monkeypatch.setattr(launcher, "_start", start)

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from forks import stages_in_forks
 from project import IDLE, copy_project, run_dvc
-from quick_dvc import stages_in_forks
 
 # two processes, unless an exercise asks for more
 SMALL = {"gloo.world_sizes": [2]}
@@ -14,7 +14,6 @@ SMALL = {"gloo.world_sizes": [2]}
 
 @pytest.fixture(scope="session")
 def base(stages_by_fork: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project that DVC has built."""
     folder = copy_project(tmp_path_factory.mktemp("course") / "base", SMALL)
     stages_in_forks(folder, stages_by_fork)
     code, output = run_dvc(folder, "repro")

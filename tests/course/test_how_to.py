@@ -5,8 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from exercises import of_runs
-from mutated import run_stages
+from forks import pipeline, run_stages
 from pages import Block, blocks, change
 from project import ROOT
 from thorough import thorough_after
@@ -21,7 +20,6 @@ RUN_HERE = {"cp CHANGELOG.md my-text.txt", "minitrain check my_model.py:build"}
 
 
 def own_file(block: Block) -> str | None:
-    """The name of a file that the page says to write."""
     first = block.text.partition("\n")[0]
     is_file = block.language == "python" and first.endswith(".py")
     return first.removeprefix("# ") if is_file else None
@@ -32,7 +30,6 @@ def state_of(folder: Path) -> str:
 
 
 def type_in(folder: Path, command: str) -> None:
-    """A command of :data:`RUN_HERE`."""
     program, *words = shlex.split(command)
     if program == "minitrain":
         assert run(words) == 0
@@ -58,7 +55,7 @@ def test_page_does_what_it_says(
             if typed[-1] in RUN_HERE:
                 type_in(copy, typed[-1])
             elif typed[-1] in BUILDS:
-                outcome = run_stages(stages_by_fork, copy, [["check"], *of_runs(copy)])
+                outcome = run_stages(stages_by_fork, copy, [["check"], *pipeline(2)])
                 assert outcome.code == 0, outcome.output
     assert BUILDS & {*typed}
     assert read_json(copy / "metrics/equivalence.json")["gloo-2"]["verdict"] == "proven"

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory, gettempdir
+from tempfile import TemporaryDirectory
 
 import pytest
 from example_loops import IMPORTED, Run, python_of, script_of, variables_of
-from mutated import Server, run_script
+from forks import Server, run_script
+from project import environment
 
 # what torch imports as soon as there is an optimizer is slow, too
 MODULES = ("torch._dynamo", "minitrain")
@@ -18,8 +19,6 @@ def by_fork() -> Iterator[Run]:
     a loop, or of a ``script`` with its imports, into ``folder``; returns its output.
     """
     started: dict[str, Server] = {}
-    # a test must leave nothing behind in its own
-    outside = gettempdir()
 
     def run(
         name: str,
@@ -31,10 +30,10 @@ def by_fork() -> Iterator[Run]:
     ) -> str:
         if name not in started:
             modules = (*MODULES, *IMPORTED[name])
-            started[name] = Server((), python_of(name), modules, outside)
+            started[name] = Server(modules, python=python_of(name))
         command = [script or script_of(name), folder, *arguments]
         with TemporaryDirectory() as temporary:
-            own = variables_of(temporary, **variables)
+            own = environment(**variables_of(temporary), **variables)
             address = started[name].address
             done = run_script(address, command, world_size, folder.parent, own)
         assert done.code == 0, done.output[-4000:]

@@ -4,13 +4,13 @@ One process and two are the same computation, the bug of each loop is named, and
 recorder raises no false alarm.
 """
 
-import ast
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 import pytest
 from example_loops import LOOPS, Run, python_of, run_command, script_of, torchrun
+from project import ROOT, run_in
 from thorough import thorough_after
 
 from minitrain.compare.recordings import RecordingsCompared, compare_recordings
@@ -45,16 +45,6 @@ def against_one_process(name: str, recorded: Recorded, *bug: str) -> RecordingsC
 
 
 @pytest.mark.parametrize("name", LOOPS)
-def test_at_most_three_lines_are_added(name: str) -> None:
-    text = script_of(name).read_text()
-    docstring = ast.parse(text).body[0].end_lineno
-    code = text.splitlines()[docstring:]
-    ours = [line for line in code if "minitrain" in line or "recorder" in line]
-    assert ours == [line for line in code if "# added" in line]
-    assert 2 <= len(ours) <= 3
-
-
-@pytest.mark.parametrize("name", LOOPS)
 def test_one_process_and_two_are_the_same_computation(
     name: str, recorded: Recorded
 ) -> None:
@@ -66,6 +56,14 @@ def test_one_process_and_two_are_the_same_computation(
     assert found.verdict == "same computation within rounding", found.first
 
 
+@pytest.mark.timeout(600)
+def test_right_model_of_transformers_is_proven() -> None:
+    """With attention, dropout and masked labels."""
+    script = ROOT / "tests/support/clean_models.py"
+    done = run_in(ROOT, python_of("with_trainer"), script, timeout_s=500)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
 @pytest.mark.parametrize(
     ("loop", "world_size", "more"),
     [("nanogpt_style", 2, ["--bf16"]), ("with_fabric", 3, ["--seed", "1"])],
@@ -73,15 +71,14 @@ def test_one_process_and_two_are_the_same_computation(
 def test_clean_run_gives_no_alarm(
     by_fork: Run, loop: str, world_size: int, more: list[str], tmp_path: Path
 ) -> None:
-    printed = by_fork(
-        loop, world_size, tmp_path / "recording", "--dropout", "0.1", *more
-    )
-    recording = read_recording(tmp_path / "recording")
+    folder = tmp_path / "recording"
+    printed = by_fork(loop, world_size, folder, "--dropout", "0.1", *more)
+    recording = read_recording(folder)
     assert len(recording.ranks) == world_size
     assert all(rank.end for rank in recording.ranks.values())
     # the first three steps, and two at least that come later
     assert all(len(rank.steps) >= 5 for rank in recording.ranks.values())
-    assert alarms_in(tmp_path / "recording") == []
+    assert alarms_in(folder) == []
     ours = [s for s in printed.splitlines() if s.startswith("minitrain: ")]
     told = ("minitrain: note", "minitrain: recorded ")
     assert [line for line in ours if not line.startswith(told)] == []

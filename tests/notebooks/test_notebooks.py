@@ -3,8 +3,6 @@
 import json
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +10,8 @@ import nbclient
 import nbformat
 import pytest
 from project import ROOT
-from report_inputs import facts, proven, provenance_of, published, rung
+from report_inputs import facts, proven, published, rung
 from waiting import GENEROUS_S
-
-from minitrain.report.facts import Facts
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 # of what asyncio and zmq will change some day
@@ -41,20 +37,13 @@ def test_notebook_is_kept_without_outputs_and_as_a_diff_likes_it(path: Path) -> 
     assert text == plain + "\n"
 
 
-@pytest.mark.parametrize("arguments", [["check"], ["format", "--check"]], ids=" ".join)
-def test_code_is_as_tidy_as_the_library(arguments: list[str]) -> None:
-    command = [sys.executable, "-m", "ruff", *arguments, "--no-cache", "notebooks"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
-
-
 # tests/harness/test_launcher.py has a cell whose ranks are new processes
 FORK = f"""
 import sys
 sys.path.insert(0, {str(ROOT / "tests/support")!r})
-from fork_server import ForkServer
+from forks import FOR_RANKS, Server
 from minitrain.harness import launcher
-launcher._start = ForkServer().fork
+launcher._start = Server(FOR_RANKS).fork
 """
 
 
@@ -73,31 +62,22 @@ def executed(folder: Path, notebook: str, before: str = "") -> dict[str, Any]:
 
 
 def shown(cell: Any) -> tuple[str, int]:
-    """The text of a cell's outputs, and how many of them are pictures."""
     texts = [out.get("text") or out["data"].get("text/plain") for out in cell.outputs]
     images = ["image/png" in out.get("data", {}) for out in cell.outputs]
     return "\n".join(map(str, texts)), sum(images)
 
 
-@pytest.fixture
-def project(tmp_path: Path) -> Path:
-    """The facts of a project whose second run has a breach, as its stages write."""
+def test_results_are_those_of_the_files(tmp_path: Path) -> None:
+    """Of a project whose second run has a breach."""
     ladders = proven([1, 2])
     ladders["gloo-2"]["replay"] = rung("breach", 9, 0.1, "12 elements differ")
-    return write(tmp_path, facts([1, 2], equivalence=ladders))
-
-
-def write(folder: Path, measured: Facts) -> Path:
-    (folder / "metrics").mkdir(exist_ok=True)
-    published(folder / "metrics", measured)
+    measured = facts([1, 2], equivalence=ladders)
+    (tmp_path / "metrics").mkdir()
+    published(tmp_path / "metrics", measured)
     for run, losses in measured.losses.items():
-        (folder / "data/runs" / run).mkdir(parents=True, exist_ok=True)
-        losses.to_csv(folder / "data/runs" / run / "losses.csv", index=False)
-    return folder
-
-
-def test_results_are_those_of_the_files(project: Path) -> None:
-    cells = executed(project, "results.ipynb")
+        (tmp_path / "data/runs" / run).mkdir(parents=True)
+        losses.to_csv(tmp_path / "data/runs" / run / "losses.csv", index=False)
+    cells = executed(tmp_path, "results.ipynb")
     assert re.search(r"^steps +100$", cells["read"][0], re.MULTILINE)
     rows = [line.split() for line in cells["rungs"][0].splitlines()]
     assert ["gloo-1", "gloo-2"] in rows
@@ -113,19 +93,6 @@ def test_results_are_those_of_the_files(project: Path) -> None:
     assert float(gap) == pytest.approx(2e-7, rel=0.01)
     pictures = {ident for ident, (_, images) in cells.items() if images}
     assert pictures == {"matrix", "speed", "account", "losses"}
-
-
-def test_results_of_a_busy_machine_without_data(project: Path) -> None:
-    load = {"others_share": 0.4, "steal_share": 0.0}
-    busy = facts([1, 2], baseline_provenance=provenance_of(1, load=load))
-    busy.timing["gloo-2"]["machine_busy"] = "WHY"
-    # a fresh clone has no data
-    shutil.rmtree(write(project, busy) / "data")
-    cells = executed(project, "results.ipynb")
-    assert "not measured (machine busy)" in cells["ratio"][0]
-    assert re.search(r"\d\.\d", cells["ratio"][0]) is None
-    assert "gloo-2: not measured (machine busy): WHY" in cells["account"][0]
-    assert cells["losses"] == ("data/ is not built yet: run make first\n", 0)
 
 
 def test_ranks_start_from_cells(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import ast
 import re
-from collections.abc import Iterator
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -87,8 +86,6 @@ def test_library_does_not_grow() -> None:
 
 def test_files_have_at_most_400_lines_and_functions_60() -> None:
     assert longer_than(400, [*LIBRARY, *STAGES]) == []
-    # short enough to be read
-    assert longer_than(300, [ROOT / "dvc.yaml"]) == []
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
     found = [
         f"{relative(path)}: {node.name}"
@@ -113,55 +110,9 @@ def test_library_is_documented_and_knows_no_stage_and_no_path() -> None:
                 assert ast.get_docstring(node), f"{name}: {node.name}"
 
 
-def texts_in(node: ast.AST) -> Iterator[str]:
-    for one in ast.walk(node):
-        if isinstance(one, ast.Constant) and isinstance(one.value, str):
-            yield one.value
-        elif isinstance(one, ast.Name | ast.Attribute):
-            yield one.id if isinstance(one, ast.Name) else one.attr
-
-
-def test_what_is_compared_is_no_sentence() -> None:
-    """Verdicts are compared, and a message of Python, but no text of minitrain."""
-    allowed = {"can't start new thread", "proven in eval mode"}
-    allowed |= {"same computation within rounding"}
-
-    def is_prose(node: ast.expr | str) -> bool:
-        text = node.value if isinstance(node, ast.Constant) else node
-        # an underscore is of a list of names
-        text = text.strip() if isinstance(text, str) and "_" not in text else ""
-        return text.count(" ") > 1 and text not in allowed
-
-    trees = {path: tree_of(path) for path in [*LIBRARY, *STAGES]}
-    trees = {path: tree for path, tree in trees.items() if "studies" not in path.parts}
-    # constants that hold prose, by module
-    prose = {
-        relative(path).removesuffix(".py").replace("/", "."): {
-            ast.unparse(node.targets[0])
-            for node in tree.body
-            if isinstance(node, ast.Assign) and is_prose(node.value)
-        }
-        for path, tree in trees.items()
-    }
-    found = []
-    for path, tree in trees.items():
-        here = prose[relative(path).removesuffix(".py").replace("/", ".")]
-        here = {"detail", "rests_on", *here}
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ImportFrom):
-                here |= prose.get(node.module, set()) & {n.name for n in node.names}
-        for node in ast.walk(tree):
-            texts = [*texts_in(node)] if isinstance(node, ast.Compare) else []
-            if any(text in here or is_prose(text) for text in texts):
-                found.append(f"{relative(path)}: {ast.unparse(node)}")
-    assert found == []
-
-
 def test_every_package_has_its_place() -> None:
     inside = {Path(relative(p)).parts[1] for p in LIBRARY}
     assert inside == {*MAY_IMPORT, *DOORS}
-    # the marker of a typed package counts, too
-    assert len(inside | {"py.typed"}) <= 21
 
 
 def test_no_package_imports_what_stands_above_it() -> None:
@@ -173,16 +124,10 @@ def test_no_package_imports_what_stands_above_it() -> None:
 
 
 def test_no_package_and_no_file_imports_itself_in_a_circle() -> None:
-    # raises CycleError
-    TopologicalSorter(MAY_IMPORT).prepare()
-    for path in IN_PACKAGES:
-        above: set[str] = set()
-        waiting = {path}
-        while waiting:
-            found = direct_imports(ROOT, Path(waiting.pop()))
-            assert path not in found, path
-            waiting |= found - above
-            above |= found
+    imports = {path: direct_imports(ROOT, Path(path)) for path in IN_PACKAGES}
+    for graph in (MAY_IMPORT, imports):
+        # raises CycleError
+        TopologicalSorter(graph).prepare()
 
 
 def test_packages_import_and_guarantees_are_known_without_torch() -> None:
@@ -204,12 +149,3 @@ def test_what_torch_does_not_document_is_used_in_one_file() -> None:
     )
     found = {relative(p) for p in LIBRARY if private.search(p.read_text())}
     assert found == {"minitrain/comm/torch_private.py"}
-
-
-def test_the_door_of_the_package_holds_names_only() -> None:
-    """No stage depends on it, so it must not compute anything."""
-    tree = ast.parse((ROOT / "minitrain/__init__.py").read_text())
-    kinds = (ast.Expr, ast.Import, ast.ImportFrom, ast.If, ast.Assign, ast.FunctionDef)
-    assert all(isinstance(node, kinds) for node in tree.body)
-    functions = [n.name for n in tree.body if isinstance(n, ast.FunctionDef)]
-    assert functions == ["__getattr__", "__dir__"]

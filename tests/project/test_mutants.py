@@ -4,21 +4,78 @@ One for each catcher (a stage and rung, or a file of tests); the others are thor
 They run side by side, two at a time; the first test of a session starts them all.
 """
 
+import json
+import re
 import shutil
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from mutants import MUTANTS, STAGE_FAULTS, Mutant
-from mutated import Outcome, pipeline, run_stages, run_test
+from forks import Outcome, pipeline, run_stages, run_test
+from pages import Edit
 from project import MADE, ROOT, copy_project, make_run, set_params
 from test_docs import require_marked, table
 
 from minitrain.core.files import read_json
 
+STAGE_FAULTS = "tests/project/test_stage_faults.py::"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One fault; ``params`` are needed in addition to the small parameters.
+
+    ``caught_by`` is a stage ("shard"), the equivalence stage and a rung that breaches
+    there ("equivalence: witness_loss"), or a test ("tests/core/test_io.py::test_name").
+    """
+
+    name: str
+    what: str
+    caught_by: str
+    edits: tuple[Edit, ...]
+    params: dict[str, Any]
+
+    @property
+    def is_for_a_test(self) -> bool:
+        """True if a named test must catch it, else the pipeline."""
+        return self.caught_by.startswith("tests/")
+
+
+def read_mutants(name: str) -> list[Mutant]:
+    """Read mutants, separated by an empty line::
+
+    # name: what it does
+    file
+    what catches it
+    - a line to be replaced; several are consecutive in the file
+    + a line in its place, if any
+    another file, followed by its lines, if any
+    = parameters that it needs, if any, as JSON
+    """
+    found = []
+    for text in (ROOT / "tests/support" / name).read_text().split("\n\n"):
+        title, file, caught_by, *lines = text.strip("\n").split("\n")
+        params = json.loads(lines.pop()[2:]) if lines[-1].startswith("= ") else {}
+        groups = re.split(r"^([^-+].*)\n", "\n".join(lines), flags=re.MULTILINE)
+        files = [file, *groups[1::2]]
+        edits = map(_edit, files, groups[::2])
+        mutant, _, what = title.removeprefix("# ").partition(": ")
+        found.append(Mutant(mutant, what, caught_by, tuple(edits), params))
+    return found
+
+
+def _edit(file: str, text: str) -> Edit:
+    lines = text.rstrip("\n").split("\n")
+    old, new = ([x[2:] for x in lines if x.startswith(sign)] for sign in "-+")
+    return Edit(file, "\n".join(old), "\n".join(new))
+
+
+# what run and replay share, then what a unit test sees
+MUTANTS = [*read_mutants("pipeline_mutants.txt"), *read_mutants("unit_mutants.txt")]
 PAGE = "docs/developers/mutants.md"
 # several epochs, the last batch of each smaller, and samples longer than the block
 PARAMS = {"corpus.num_sentences": 29, "model.block_size": 48, "gloo.world_sizes": [2]}
@@ -43,7 +100,6 @@ def outcomes(
     stages_by_fork: str,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Outcomes]:
-    """Outcomes of the selected mutants, by name."""
     folder = tmp_path_factory.mktemp("mutants")
     base = copy_project(folder / "base", PARAMS)
     asked_for = [
@@ -151,7 +207,6 @@ def test_mutants_can_be_injected_and_are_in_the_docs() -> None:
 
 
 def counts_by_place() -> list[tuple[str, Counter[bool]]]:
-    """Return how many mutants are in each package, by whether a test catches them."""
     found: dict[str, Counter[bool]] = defaultdict(Counter)
     for mutant in MUTANTS:
         place = "/".join(mutant.edits[0].file.split("/")[:-1][:2])

@@ -1,10 +1,8 @@
 """The pipeline as DVC runs it: dependencies, reruns, reproducibility."""
 
 import json
-import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -16,7 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
-from mutated import PIPELINE, run_stages
+from forks import PIPELINE, run_stages, stages_in_forks
 from pages import reruns
 from project import (
     ROOT,
@@ -27,7 +25,6 @@ from project import (
     set_params,
     start_dvc,
 )
-from quick_dvc import stages_in_forks
 from test_docs import PARAMS, STAGES
 
 from minitrain.core.files import read_json
@@ -103,10 +100,6 @@ def test_nothing_listens_beyond_loopback(twins: list[Path], tmp_path: Path) -> N
     here: a client in another network namespace did.
     """
     folder = Path(shutil.copytree(twins[0], tmp_path / "copy", symlinks=True))
-    # else what looks at ranks below would see nothing
-    with socket.create_server(("0.0.0.0", 0)):
-        assert "0.0.0.0" in listening(os.getpid())
-    assert "0.0.0.0" not in listening(os.getpid())
     addresses: set[str] = set()
     for stage in ("train --backend gloo --world-size 2", "baseline"):
         command = [sys.executable, "-m", *f"stages.{stage}".split()]
@@ -115,12 +108,8 @@ def test_nothing_listens_beyond_loopback(twins: list[Path], tmp_path: Path) -> N
             addresses |= listening(process.pid)
             time.sleep(0.3)
         assert process.returncode == 0
-    provenance = folder / "data/runs/gloo-2/provenance.json"
-    origin = read_json(provenance)
+    origin = read_json(folder / "data/runs/gloo-2/provenance.json")
     assert origin["launcher"] == "torchrun"
-    # of the ranks that trained, as the baseline has it of its arms
-    compared = read_json(folder / "data/baseline/provenance.json")
-    assert origin["load"].keys() == compared["load"].keys()
     # gloo was seen, so others would have been
     assert addresses
     assert [name for name in addresses if not ip_address(name).is_loopback] == []
@@ -133,57 +122,30 @@ def files_below(folder: Path, path: str) -> dict[str, bytes]:
 
 
 @pytest.mark.pipeline
-def test_pipeline_changes_no_file_but_results(
-    twins: list[Path], tmp_path: Path
-) -> None:
-    """README's table, for one, is the committer's: `minitrain report --readme`."""
-    command = ("git", "ls-files", "--others", "--exclude-standard")
-
-    def files(folder: Path) -> dict[str, bytes]:
-        listed = subprocess.check_output(command, cwd=folder, text=True)
-        return {name: (folder / name).read_bytes() for name in listed.splitlines()}
-
-    before, after = files(copy_project(tmp_path)), files(twins[0])
-    changed = {n for n in before.keys() | after.keys() if before.get(n) != after.get(n)}
-    assert "metrics/summary.json" in changed
-    # the last one is of these tests, whose stages are forks
-    allowed = ("metrics/", "dvc.lock", "stages/python")
-    assert [name for name in changed if not name.startswith(allowed)] == []
-
-
-@pytest.mark.pipeline
 def test_two_copies_at_once_give_the_same_bytes(twins: list[Path]) -> None:
     for path in DETERMINISTIC:
         first, second = (files_below(folder, path) for folder in twins)
         assert first, path
-        assert first.keys() == second.keys()
-        assert [name for name in first if first[name] != second[name]] == []
+        assert first == second, path
 
 
 @pytest.mark.pipeline
-def test_every_file_of_the_contract_is_there(twins: list[Path]) -> None:
-    folder = twins[0]
-    assert [p for p in DETERMINISTIC + OTHERS if not (folder / p).exists()] == []
-    manifest = read_json(folder / "metrics/manifest.json")
-    assert manifest["byte_equivalent"] is True
-    assert not (folder / "data/runs/nccl-1").exists()
-
-
-@pytest.mark.pipeline
-def test_second_repro_runs_nothing_and_results_fit_a_terminal(
+def test_files_are_those_of_the_contract_and_second_repro_runs_nothing(
     twins: list[Path],
 ) -> None:
-    code, output = run_dvc(twins[0], "repro")
+    """README's table, for one, is the committer's: `minitrain report --readme`."""
+    folder = twins[0]
+    assert [p for p in DETERMINISTIC + OTHERS if not (folder / p).exists()] == []
+    assert read_json(folder / "metrics/manifest.json")["byte_equivalent"] is True
+    assert (folder / "README.md").read_bytes() == (ROOT / "README.md").read_bytes()
+    code, output = run_dvc(folder, "repro")
     assert code == 0
     assert "Running stage" not in output
     assert "up to date" in output
     # the end of make, of what the stages really wrote
-    done = run_python("-m", "minitrain", "summary", folder=twins[0])
+    done = run_python("-m", "minitrain", "summary", folder=folder)
     assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    words = ["Bits", "Speed", "Time", "Loss", "Report"]
-    assert [line.split()[0] for line in lines[-5:]] == words
-    assert max(map(len, lines)) <= 80
+    assert max(map(len, done.stdout.splitlines())) <= 80
 
 
 def test_table_of_what_reruns_is_that_of_the_pipeline() -> None:
@@ -227,7 +189,6 @@ def test_breach_stops_the_pipeline_and_is_named(
     success = shown(folder)
     assert "max_abs_diff" in success["summary.json"]
     assert "2 processes, DDP" in success["report.md"]
-    assert all("Breach: gloo" not in str(text) for text in success.values())
 
     evidence = folder / "data/evidence/gloo-2/evidence.json"
     good = evidence.read_bytes()
@@ -247,17 +208,13 @@ def test_breach_stops_the_pipeline_and_is_named(
     assert "2 processes, DDP" not in after["report.md"]
     assert not (folder / "metrics/manifest.json").exists()
     assert after["picture"] != success["picture"]
-    assert not (folder / "metrics/losses.png").exists()
-
     evidence.write_bytes(good)
     code, output = run_dvc(folder, "repro")
     assert code == 0, output
     assert shown(folder) == success
-    assert (folder / "metrics/losses.png").exists()
 
 
 def shown(folder: Path) -> dict[str, Any]:
-    """Return the metrics, the report and the picture."""
     texts = {
         # words alone: run names have tags of their own
         name: re.sub("<[^>]+>", "", (folder / "metrics" / name).read_text())
@@ -277,18 +234,11 @@ def test_strategies_that_promise_other_things_than_ddp(
         outcome = run_stages(stages_by_fork, project, PIPELINE)
         assert outcome.code == 0, outcome.output
         found[sync] = read_json(project / "metrics/equivalence.json")
-
-    def verdicts(sync: str) -> dict[str, str]:
-        rungs = found[sync]["gloo-2"]
-        return {n: rung["verdict"] for n, rung in rungs.items() if "verdict" in rung}
-
-    states = [found["invariant_shm"][run]["state_sha256"][0] for run in RUNS]
-    assert states[0] == states[1]
-    assert verdicts("invariant_shm")["replay"] == "equal"
+    one, two = found["invariant_shm"].values()
+    assert one["state_sha256"][0] == two["state_sha256"][0]
+    assert two["replay"]["verdict"] == "equal"
     # the reference is a plain process, not gloo-1
-    assert found["invariant_shm"]["gloo-1"]["one_process"]["verdict"] != "not run"
-    assert verdicts("fsdp")["replay"] == verdicts("fsdp")["reduced_once"] == "not run"
-    assert verdicts("fsdp")["one_process"] == "within tolerance"
-
-
-RUNS = ("gloo-1", "gloo-2")
+    assert one["one_process"]["verdict"] != "not run"
+    sharded = found["fsdp"]["gloo-2"]
+    assert sharded["replay"]["verdict"] == "not run"
+    assert sharded["one_process"]["verdict"] == "within tolerance"

@@ -14,13 +14,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from chrome_trace import read_trace
 from diagrams import measured_pictures
 from held_out import errors
 from least_squares import nonnegative
 from project import ROOT, load_yaml
 from test_docs import require_marked, table
-from trace_check import steps_in
 from zoo_digest import digest
 
 from minitrain.core.code_lock import lock_text
@@ -73,17 +71,6 @@ def test_timeline_in_the_concepts_is_that_of_the_trace() -> None:
         if read(f"docs/pictures/{name}") != drawn:
             line = "run .venv/bin/python docs/pictures/diagrams.py"
             pytest.fail(f"docs/pictures/{name}: {line}", pytrace=False)
-
-
-def test_timeline_has_the_times_of_the_study() -> None:
-    picture = read("docs/pictures/timeline.svg")
-    ranks = steps_in(read_trace(ROOT / "studies/trace/trace.json.gz"))
-    assert len(ranks) > 1
-    for rank, steps in ranks.items():
-        times = steps[min(steps)].communication()
-        hidden, exposed = times["comm_hidden_ms"], times["comm_exposed_ms"]
-        shown = f">rank {rank}: {hidden:.1f} ms hidden, {exposed:.1f} ms exposed<"
-        assert shown in picture
 
 
 def made_here() -> list[Made]:

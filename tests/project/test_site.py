@@ -1,4 +1,4 @@
-"""Files for other programs: the docs as a site, badges, the workflow, dependencies."""
+"""Files for other programs: the docs as a site, the workflow, dependencies."""
 
 import ast
 import importlib.metadata
@@ -9,19 +9,17 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 import pytest
+from packaging.utils import canonicalize_name
 from project import ROOT, load_yaml, run_in
 
 MKDOCS = ROOT / ".venv-docs/bin/mkdocs"
 SETTINGS: dict[str, Any] = load_yaml(ROOT / "mkdocs.yml")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-LEAST = PROJECT["requires-python"].removeprefix(">=")
 
 
 def listed(menu: Any) -> Iterator[str]:
-    """The pages of a menu, in order."""
     if isinstance(menu, str):
         yield menu
     for one in menu if isinstance(menu, list) else []:
@@ -37,8 +35,8 @@ def test_menu_has_every_page_of_the_docs_once() -> None:
 def test_site_is_built_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
     if not MKDOCS.exists():
         pytest.skip("no .venv-docs; make test makes it")
-    build = (MKDOCS, "build", "--strict", "--site-dir", tmp_path / "site")
-    done = run_in(ROOT, *build)
+    build = ("build", "--strict", "--site-dir", tmp_path / "site")
+    done = run_in(ROOT, MKDOCS, *build)
     assert done.returncode == 0, done.stderr
     page = "docs/course/01-all-reduce-for-each-parameter/index.html"
     text = (tmp_path / "site" / page).read_text()
@@ -48,13 +46,10 @@ def test_site_is_built_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
     assert "```" not in text
     # signatures and docstrings, without marks of reStructuredText
     api = (tmp_path / "site/docs/reference/api/index.html").read_text()
-    for name in ("minitrain.launch", "minitrain.ddp.barrier"):
-        assert f'id="{name}"' in api
-    assert "timeout_s" in api
+    assert 'id="minitrain.ddp.barrier"' in api
     assert not re.search(r":(func|class|mod):", api)
     # what pages link to is there, and no other file
     assert (tmp_path / "site/minitrain/comm/shared_memory.py").is_file()
-    assert not (tmp_path / "site/Makefile").exists()
     assert not (tmp_path / "site/minitrain/comm/ring.py").exists()
     home = (tmp_path / "site/index.html").read_text()
     for html in (text, home):
@@ -81,31 +76,12 @@ def test_lines_of_the_troubleshooting_are_those_of_the_code() -> None:
     assert [line for line in quoted if line not in code] == []
 
 
-def test_badges_say_what_is_true() -> None:
-    shown = re.findall(
-        r"^!\[[^]]+\]\(https:[^)]+/([^)]+)\)$",
-        (ROOT / "README.md").read_text(),
-        re.MULTILINE,
-    )
-    lock = (ROOT / "requirements.lock").read_text()
-    (torch,) = re.findall(r"^torch==(.+)$", lock, re.MULTILINE)
-    badges = [unquote(one).replace("_", " ").rpartition("-")[0] for one in shown]
-    python, license_ = f"python-{LEAST} or newer", f"license-{PROJECT['license']}"
-    assert badges == [python, f"torch-{torch}", license_]
-    assert f"{PROJECT['license']} License" in (ROOT / "LICENSE").read_text()
-
-
 def test_workflow_runs_jobs_that_exist_with_the_promised_python() -> None:
     job = load_yaml(ROOT / ".github/workflows/ci.yml")["jobs"]["test"]
     matrix = job["strategy"]["matrix"]
-    assert matrix["python"] == [LEAST]
+    assert matrix["python"] == [PROJECT["requires-python"].removeprefix(">=")]
     script = (ROOT / ".ci/run").read_text()
     assert [name for name in matrix["job"] if f"\n  {name})" not in script] == []
-    done = run_in(ROOT, "bash", ".ci/run", "nonsense")
-    line = "error: .ci/run: 'nonsense': must be lint, quick, full or pipeline\n"
-    assert (done.returncode, done.stderr) == (2, line)
-    (python,) = [s["with"] for s in job["steps"] if "python" in s.get("uses", "")]
-    assert (ROOT / python["cache-dependency-path"]).is_file()
 
 
 def test_page_of_the_package_links_to_files_that_exist(tmp_path: Path) -> None:
@@ -119,39 +95,25 @@ def test_page_of_the_package_links_to_files_that_exist(tmp_path: Path) -> None:
     assert [link for link in links if not link.startswith(("https://", "#"))] == []
     ours = [link.removeprefix(site) for link in links if link.startswith(site)]
     assert "/raw/v1/metrics/scaling.png" in ours
-    table = tomllib.loads((tmp_path / "pyproject.toml").read_text())["project"]["urls"]
-    for link in [
-        *ours,
-        *(url.removeprefix(site) for url in table.values() if url != site),
-    ]:
+    for link in ours:
         path = re.sub(r"^/(blob|raw)/v1/|#.*", "", link)
         assert (ROOT / path).exists(), link
-    assert script.name in (ROOT / ".github/workflows/release.yml").read_text()
 
 
-def imported() -> set[str]:
-    """Names of the packages that the library imports, anywhere in it."""
+def test_what_the_library_imports_is_required() -> None:
     trees = [ast.parse(path.read_text()) for path in ROOT.glob("minitrain/**/*.py")]
     nodes = [node for tree in trees for node in ast.walk(tree)]
     names = [n.module or "" for n in nodes if isinstance(n, ast.ImportFrom)]
     names += [a.name for n in nodes if isinstance(n, ast.Import) for a in n.names]
-    return {name.partition(".")[0] for name in names}
-
-
-def as_pip_spells(name: str) -> str:
-    return re.sub("[-_.]+", "-", name).lower()
-
-
-def test_what_the_library_imports_is_required() -> None:
+    imported = {name.partition(".")[0] for name in names}
     # pydantic's own second half
-    others = imported() - sys.stdlib_module_names - {"minitrain", "pydantic_core"}
+    others = imported - sys.stdlib_module_names - {"minitrain", "pydantic_core"}
     # a callback needs the library of its Trainer
     others -= {"lightning", "pytorch_lightning", "transformers"}
     assert {"torch", "ruamel", "tqdm"} <= others
     homes = importlib.metadata.packages_distributions()
     # without the versions
     asked = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["lab"]]
-    names = [re.split("[<>=!~ ]", one)[0] for one in asked]
-    required = {*map(as_pip_spells, names)}
+    required = {canonicalize_name(re.split("[<>=!~ ]", one)[0]) for one in asked}
     for name in others:
-        assert required & {*map(as_pip_spells, homes.get(name, []))}, name
+        assert required & {*map(canonicalize_name, homes.get(name, []))}, name

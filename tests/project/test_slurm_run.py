@@ -54,13 +54,6 @@ def told(job: subprocess.Popen[str], project: Path) -> str:
     return said
 
 
-@pytest.mark.parametrize("code", [0, 2])
-def test_exit_code_is_that_of_the_command(project: Path, code: int) -> None:
-    job = start(project, "sh", "-c", f"exit {code}")
-    assert job.communicate(timeout=GENEROUS_S) == (None, "")
-    assert job.returncode == code
-
-
 @pytest.mark.parametrize("made", ["checkpoint", "stage"])
 def test_job_that_has_done_something_is_requeued(project: Path, made: str) -> None:
     checkpoint(project, 25)

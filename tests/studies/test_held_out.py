@@ -34,11 +34,6 @@ def test_error_of_ratios_by_hand() -> None:
     # once twice as much as was measured, once half: both log 2
     found = ratio_error(apart([(4, 2), (1, 2)] * 10))
     assert found == (pytest.approx(math.log(2)), "95 % quantile")
-    assert ratio_error(apart([(3, 3)] * 20)) == (0, "95 % quantile")
-
-    # 19 are right, and one twice as much: 95 % lies 0.05 of the way to it
-    found = ratio_error(apart([(4, 2), *[(1, 1)] * (LEAST_COUNT - 1)]))
-    assert found == (pytest.approx(0.05 * math.log(2)), "95 % quantile")
     # for few pairs the maximum
     found = ratio_error(apart([(1, 2), *[(1, 1)] * (LEAST_COUNT - 2)]))
     assert found == (pytest.approx(math.log(2)), "largest")
@@ -48,7 +43,6 @@ def test_error_of_ratios_by_hand() -> None:
         found = ratio_error({**apart([(1, 1)] * 30), shared: (4.0, 2.0)})
         assert found == (pytest.approx(math.log(2)), "largest")
     assert ratio_error(apart([(4, 2)] * (LEAST_PAIRS - 1))) is None
-    assert ratio_error({}) is None
 
 
 def test_interval_of_a_mean_by_hand() -> None:
@@ -56,4 +50,3 @@ def test_interval_of_a_mean_by_hand() -> None:
     found = intervals(lambda r: {"mean": sum(r) / len(r), "count": len(r)}, [0, 1], 400)
     assert found["mean"] == (0, 1)
     assert found["count"] == (2, 2)
-    assert intervals(lambda r: {"mean": sum(r)}, [3], 10)["mean"] == (3, 3)

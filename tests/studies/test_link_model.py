@@ -1,11 +1,7 @@
 """Link model by hand; recovery of coefficients: tests/project/test_prediction.py."""
 
 import pytest
-from fit_links import Reduction, fit_link, fit_network
-from held_out import relative_errors
 from link_model import Line, Link, Shaped
-
-from minitrain.core.errors import UserError
 
 ALPHA, BETA = 2e-4, 8e-10
 SIZES = [4.0 * 4**power for power in range(13)]
@@ -50,21 +46,3 @@ def test_a_cable_is_never_faster_than_the_processor() -> None:
     assert fast.burst_bytes == 0
     assert fast.lines[0].beta == 2e-9
     assert shaped.at(125e9).lines[0].beta == pytest.approx(1.04 / 125e9)
-
-
-def test_a_law_that_is_no_line_shows_as_error() -> None:
-    """The model must be able to fail: here time grows with the square of the size."""
-    times = [1e-4 + 1e-14 * size**2 for size in SIZES]
-    link = fit_link(SIZES, times, [2] * 13)
-    predicted = [link.seconds(size, 2) for size in SIZES]
-    assert max(abs(relative_errors(predicted, times))) > 0.5
-
-
-def test_network_needs_what_no_rank_shares_a_core_for() -> None:
-    """Recovery of coefficients: tests/project/test_prediction.py."""
-    rows = [Reduction("loopback", 2, x, ALPHA + BETA * x) for x in SIZES]
-    # with a core per rank there is no crowding, and without cables no cable model
-    network, factors = fit_network(rows, 4, 1000)
-    assert (network.cable, factors) == (None, (1, 1))
-    with pytest.raises(UserError, match="needs all-reduces over loopback of at most 2"):
-        fit_network([Reduction("loopback", 4, 1000, 1.0)], 2, 1000)

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from gpt_layers import buckets, gpt_layers
-from network_namespaces import Networks, why_not
+from network_namespaces import why_not
 from network_runs import TRIALS, Found, Linked, Placed, Sweep, compete
 from phases import PHASES
 from tiny import tiny_params
@@ -111,16 +111,3 @@ def test_buckets_are_those_of_the_cost_model(
     found = launch(bucket_bytes, 2, params, shards, arm, timeout_s=120)[0]
     layers = gpt_layers(2, 16, params.model.block_size, VOCAB_SIZE)
     assert found == [bucket.num_bytes for bucket in buckets(layers, cap_mb)]
-
-
-@pytest.mark.skipif(WHY_NOT is not None, reason=f"{WHY_NOT}")
-def test_settings_over_a_cable_are_beside_those_over_loopback(shards: Path) -> None:
-    cabled = placed("cabled", 2, "ddp", samples=2, link="100mbit")
-    sweep = Sweep("slow sums", 2, 1, link="1gbit", sizes=SIZES)
-    arms = [ARMS[1], cabled, sweep]
-    with Networks() as hosts:
-        job = partial(be_a_rank, tiny_params(), shards, arms, hosts.paths)
-        found = launch(job, 2, timeout_s=120)
-    for one in found:
-        assert {row["arm"] for row in one.turns} == {"two", "cabled"}
-        assert len(one.trials) == ROUNDS * TRIALS * len(SIZES)

@@ -1,7 +1,5 @@
 """Trace checks: a correct hand-made trace, and injected faults."""
 
-import copy
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +9,6 @@ from profiler_spans import Offset
 from trace_check import problems, require_right, steps_in
 from tracing import MAIN, Span, TracedRank, reductions_of
 
-from minitrain.core.errors import EvidenceError
 from minitrain.sync.strategy import BucketEvent
 
 US, MS = 1000, 10**6
@@ -61,7 +58,9 @@ def trace_of(ranks: Ranks) -> Trace:
 
 @pytest.fixture
 def ranks() -> Ranks:
-    return [hand_made(0), hand_made(1)]
+    right = [hand_made(0), hand_made(1)]
+    require_right(trace_of(right))
+    return right
 
 
 def test_what_the_trace_tells_of_a_step(ranks: Ranks) -> None:
@@ -77,12 +76,6 @@ def test_what_the_trace_tells_of_a_step(ranks: Ranks) -> None:
     }
     found = step.communication()
     assert {key: found[key] for key in expected} == pytest.approx(expected)
-    # overlapping buckets are on two tracks
-    assert [one.track for one in ranks[0].reductions[:2]] == [
-        "all-reduce",
-        "all-reduce 2",
-    ]
-    assert ranks[0].reductions[0].name == BUCKET
 
 
 def with_offset(rank: TracedRank, by_ns: int) -> TracedRank:
@@ -119,24 +112,10 @@ def test_what_the_clocks_are_not_known_to_is_forgiven(ranks: Ranks) -> None:
     found = problems(trace_of([too_far]))
     assert len(found) == len(STEPS)
     assert all("ends 0.001 ms after the optimizer began" in line for line in found)
-    # rank 1 hands its first bucket over 16 us after backward begins
-    early = problems(trace_of([ranks[0], with_offset(ranks[1], 1000 * MS)]))
-    assert f"rank 1, step 5: {BUCKET} begins 999.984 ms before backward" in early
-    assert not any(line.startswith("rank 0") for line in early)
     # an unknown clock allows no tolerance
     guessed = replace(ranks[1], offset=Offset(OFFSET.ns, 2_000_000))
     found = problems(trace_of([ranks[0], guessed]))
     assert found == ["rank 1: clocks only known to 2.0 ms"]
-
-
-def test_a_trace_with_problems_ends_in_one_line(ranks: Ranks) -> None:
-    require_right(trace_of(ranks))
-    assert problems(trace_of(ranks)) == []
-    # a rank with the clock of another host
-    late = trace_of([ranks[0], elsewhere(ranks[1], 1000 * MS)])
-    said = r"^trace: step 5: was over .* \(and 5 more"
-    with pytest.raises(EvidenceError, match=said):
-        require_right(late)
 
 
 def change(rank: TracedRank, which: str, **changes: Any) -> TracedRank:
@@ -188,20 +167,3 @@ def test_all_reduces_that_are_gone_on_all_ranks_are_seen(ranks: Ranks) -> None:
     # as on a GPU, or under fsdp
     untimed = [replace(rank, reduces=False) for rank in gone]
     assert problems(trace_of(untimed)) == []
-
-
-def test_what_viewers_cannot_read_is_seen(ranks: Ranks) -> None:
-    for kind, key, value, expected in [
-        ("X", "ph", "B", "event 10: ph = 'B'"),
-        ("X", "ts", math.nan, "event 10, step 5: ts = nan"),
-        ("X", "dur", -0.001, "event 10, step 5: dur = -0.001"),
-        ("X", "pid", True, "event 10, step 5: pid = True"),
-        ("X", "dur", None, "event 10: no dur"),
-        ("M", "args", {"name": "python"}, "process 0: its name is 'python'"),
-    ]:
-        trace = copy.deepcopy(trace_of(ranks))
-        event = next(e for e in trace["traceEvents"] if e["ph"] == kind)
-        event[key] = value
-        if value is None:
-            del event[key]
-        assert problems(trace) == [expected]

@@ -6,17 +6,16 @@ import math
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from chrome_trace import Trace, chrome_trace, read_trace, write_trace
-from profiler_spans import PREFIX, Readings, offset_of
+from profiler_spans import Readings, offset_of
 from tiny import tiny_config, tiny_params
 from torch import Tensor
 from trace_check import begin_ns, end_ns, problems, steps_in
-from tracing import MAIN, TracedRank, spans_of, trace_steps
+from tracing import TracedRank, trace_steps
 
 from minitrain.comm.groups import distributed
 from minitrain.core.errors import UserError
@@ -35,11 +34,10 @@ MANY = {"sync": "ddp", "bucket_cap_mb": 0.005}
 RUNS: dict[str, dict[str, Any]] = {
     "ddp": MANY,
     "ddp, buckets held back": {**MANY, "overlap": False},
-    "ddp, three micro-batches": {**MANY, "grad_accumulation_steps": 3},
     "invariant": {"sync": "invariant", "logical_shards": 4},
     "fsdp": {"sync": "fsdp"},
 }
-MICRO_BATCHES = {"ddp, three micro-batches": 3, "invariant": 2}
+MICRO_BATCHES = {"invariant": 2}
 # all-reduces of a step, where they are not several
 COUNTS = {"invariant": 1, "fsdp": 0}
 
@@ -98,25 +96,9 @@ def test_a_trace_is_right_and_tracing_changes_no_bits(name: str, shards: Path) -
         sent = step.reductions.values()
         held = [n for one in sent for n in one["args"]["parameters"]]
         assert sorted(held) == (sorted(parameters) if count else [])
-        for number, one in step.reductions.items():
-            own = len(one["args"]["parameters"])
-            assert one["name"].startswith(f"all-reduce bucket {number} of {count} (")
-            assert one["name"].endswith(f", {own} tensor{'s' * (own > 1)})")
     watched, alone = traced.states
     assert watched.keys() == alone.keys()
     assert all(torch.equal(watched[name], alone[name]) for name in alone)
-
-
-def test_only_what_was_held_back_begins_after_the_last_gradient(shards: Path) -> None:
-    traced = traced_run("ddp, buckets held back", shards)
-    for rank in steps_in(traced.trace()).values():
-        for step in rank.values():
-            assert step.last_gradient_ns is not None
-            begins = [begin_ns(one) for one in step.reductions.values()]
-            assert min(begins) >= step.last_gradient_ns
-            # one after the other
-            ends = [end_ns(one) for one in step.reductions.values()]
-            assert all(b >= e for b, e in zip(begins[1:], ends, strict=False))
 
 
 OPS = {
@@ -143,18 +125,14 @@ def test_torchs_ops_lie_in_the_phases_that_call_them(shards: Path) -> None:
     assert all(count > 0 for count in trace["otherData"]["ops_left_out"].values())
 
 
-def test_file_is_what_was_traced_and_repeats(shards: Path, tmp_path: Path) -> None:
+def test_file_is_what_was_traced(shards: Path, tmp_path: Path) -> None:
     trace, path = traced_run("ddp", shards).trace(), tmp_path / "trace.json.gz"
     write_trace(path, trace)
     assert read_trace(path) == trace
     # viewers reject NaN
     json.loads(gzip.decompress(path.read_bytes()), parse_constant=pytest.fail)
-    first = path.read_bytes()
-    write_trace(path, json.loads(json.dumps(trace)))
-    assert path.read_bytes() == first
-    # the time of day: bytes 4 to 7 of the format (RFC 1952)
-    assert first[4:8] == bytes(4)
-
+    # no time of day in it: bytes 4 to 7 of the format (RFC 1952)
+    assert path.read_bytes()[4:8] == bytes(4)
     path.write_bytes(gzip.compress(b"{}", mtime=0))
     with pytest.raises(UserError, match=r"trace\.json\.gz: damaged, or not of thi"):
         read_trace(path)
@@ -165,42 +143,3 @@ def test_offset_lies_between_all_readings() -> None:
     readings = [Readings(1000, 1095, 1130), Readings(2000, 2080, 2104)]
     # 95 to 104: the middle, and half of it, rounded up
     assert offset_of(readings) == (99, 5)
-    # drifting clocks: one gives 100 to 102, the other 110 to 112, off by 4 from both
-    readings = [Readings(0, 100, 102), Readings(1000, 1110, 1112)]
-    assert offset_of(readings) == (106, 4)
-
-
-def event(name: str, kind: str, thread: int, begin: float, end: float) -> Any:
-    """Return a profiler event with the fields that are read."""
-    return SimpleNamespace(
-        name=name,
-        device_type=SimpleNamespace(name=kind),
-        device_index=-1 if kind == "CPU" else 0,
-        thread=thread,
-        device_resource_id=thread,
-        time_range=SimpleNamespace(start=begin, end=end),
-    )
-
-
-def test_spans_lie_on_the_tracks_of_threads_and_streams() -> None:
-    node = "autograd::engine::evaluate_function: MmBackward0"
-    spans = spans_of(
-        [
-            event("sgemm", "CUDA", 7, 3.5, 9.25),
-            event(PREFIX + "backward", "CUDA", 7, 3.5, 9.25),
-            event(node, "CPU", 2, 3.0, 4.001),
-            event("aten::mm", "CPU", 1, 1.5, 2.0),
-            event(PREFIX + "backward", "CPU", 1, 1.0, 5.0),
-            event(PREFIX + "step 3", "CPU", 1, 1.0, 6.0),
-            event("aten::add", "CPU", 3, 0.5, 0.75),
-        ]
-    )
-    assert [(s.kind, s.track, s.name, s.begin_ns, s.end_ns) for s in spans] == [
-        ("op", "thread 2", "aten::add", 500, 750),
-        ("step", MAIN, "step 3", 1000, 6000),
-        ("phase", MAIN, "backward", 1000, 5000),
-        ("op", MAIN, "aten::mm", 1500, 2000),
-        ("op", "backward, thread 1", node, 3000, 4001),
-        ("op", "GPU 0, stream 7", "sgemm", 3500, 9250),
-        ("op", "GPU 0, stream 7", "backward", 3500, 9250),
-    ]

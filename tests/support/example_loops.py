@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from project import ROOT, environment
+from project import ROOT, run_in
 from waiting import GENEROUS_S
 
 from minitrain.recording.format import OfRank, read_recording
@@ -35,10 +35,9 @@ def python_of(name: str) -> Path:
     return Path(sys.executable) if plain else PEERS
 
 
-def variables_of(temporary: str | Path, **variables: str) -> dict[str, str]:
+def variables_of(temporary: str | Path) -> dict[str, str]:
     # without it, transformers asks the hub of Hugging Face for files
-    own = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TMPDIR": str(temporary)}
-    return environment(**own, **variables)
+    return {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TMPDIR": str(temporary)}
 
 
 def script_of(name: str) -> Path:
@@ -46,7 +45,6 @@ def script_of(name: str) -> Path:
 
 
 def torchrun(world_size: int, temporary: Path) -> list[str]:
-    """Return what follows python to start so many ranks."""
     run = ["-m", "torch.distributed.run", "--standalone", f"--log-dir={temporary}/logs"]
     return [*run, f"--nproc-per-node={world_size}"] if world_size > 1 else []
 
@@ -54,18 +52,9 @@ def torchrun(world_size: int, temporary: Path) -> list[str]:
 def run_command(
     command: Sequence[str | Path], temporary: Path, given: str = "", **variables: str
 ) -> "subprocess.CompletedProcess[str]":
-    """Run a command in the folder ``temporary`` with ``given`` as its input."""
     path = os.pathsep.join([str(ROOT / "examples"), str(ROOT)])
-    return subprocess.run(
-        command,
-        env=variables_of(temporary, **{"PYTHONPATH": path} | variables),
-        cwd=temporary,
-        input=given,
-        capture_output=True,
-        text=True,
-        timeout=2 * GENEROUS_S,
-        check=False,
-    )
+    own = {"PYTHONPATH": path, **variables_of(temporary), **variables}
+    return run_in(temporary, *command, timeout_s=2 * GENEROUS_S, given=given, **own)
 
 
 def record(

@@ -14,7 +14,6 @@ def segments() -> set[str]:
 
 
 def held_by(whom: Callable[[int], bool]) -> set[str]:
-    """Return the names of segments mapped by a process for which ``whom`` is true."""
     found: set[str] = set()
     for folder in Path("/proc").glob("[0-9]*"):
         # it may have gone meanwhile

@@ -82,7 +82,6 @@ class Edit:
     new: str
 
     def make(self, folder: Path) -> None:
-        """Change the copy of the project in ``folder``."""
         path = folder / self.file
         text = path.read_text()
         assert text.count(self.old) == 1, self
@@ -90,7 +89,6 @@ class Edit:
 
 
 def edit(block: Block) -> Edit:
-    """Return the edit of a ``diff`` block to one file, ``--- FILE``."""
     head, *lines = block.text.splitlines(keepends=True)
     old = "".join(line[1:] for line in lines if line[0] != "+")
     new = "".join(line[1:] for line in lines if line[0] != "-")
@@ -98,7 +96,6 @@ def edit(block: Block) -> Edit:
 
 
 def change(block: Block, folder: Path) -> None:
-    """Apply a ``yaml`` or ``diff`` block in ``folder``."""
     if block.language == "yaml":
         set_params(folder, values(block))
     else:

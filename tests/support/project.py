@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mutated import PIPELINE, run_stages
+from forks import PIPELINE, run_stages
 from ruamel.yaml import YAML
 from waiting import GENEROUS_S
 
@@ -54,7 +54,7 @@ def copy_project(
 
 
 def make_run(address: str, folder: Path) -> None:
-    """Run the pipeline in a copy of the project with the server of mutated.py at
+    """Run the pipeline in a copy of the project with the server of forks.py at
     ``address``. A mutant gets the outputs of the healthy project.
     """
     few = {"corpus.num_sentences": 40, "train.num_steps": 6}
@@ -69,7 +69,6 @@ def make_run(address: str, folder: Path) -> None:
 
 
 def load_yaml(path: Path) -> Any:
-    """Return the content of a YAML file."""
     return YAML(typ="safe").load(path.read_text(encoding="utf-8"))
 
 
@@ -123,7 +122,6 @@ def run_in(
 def run_python(
     *arguments: str | Path, folder: Path = ROOT, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run ``python ...`` in ``folder``, with these environment variables."""
     return run_in(folder, sys.executable, *arguments, **variables)
 
 
@@ -155,7 +153,6 @@ def start_dvc(folder: Path, *arguments: str) -> subprocess.Popen[str]:
 
 
 def run_dvc(folder: Path, *arguments: str, timeout_s: float = 280) -> tuple[int, str]:
-    """Exit code and output of ``dvc ...`` in a copy of the project."""
     process = start_dvc(folder, *arguments)
     output, _ = process.communicate(timeout=timeout_s)
     return process.returncode, output

@@ -181,7 +181,6 @@ def _own(plan: Plan, model: nn.Module, x: Tensor, y: Tensor) -> Tensors:
 
 
 def buffers_of(model: nn.Module) -> dict[str, Any]:
-    """Return the fingerprints of its buffers, as a step records them."""
     return {
         name: fingerprint(b) if b.is_floating_point() else {"hash": digest(b)}
         for name, b in model.named_buffers()

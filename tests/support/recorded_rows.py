@@ -16,7 +16,6 @@ Tensors = dict[str, Tensor]
 
 
 def random_tensors(seed: int) -> Tensors:
-    """Return random tensors with the shapes of the model."""
     made = torch.Generator().manual_seed(seed)
     return {name: torch.randn(size, generator=made) for name, size in SHAPES.items()}
 

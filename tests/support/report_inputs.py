@@ -57,7 +57,6 @@ ACCOUNT = {
 def rounds(
     speeds: dict[str, float], num_rounds: int = 20, noise: float = 0.01
 ) -> pd.DataFrame:
-    """Rounds with the given speeds, plus noise and a common drift."""
     rng = np.random.default_rng(1)
     rows = []
     for number in range(num_rounds):

@@ -62,7 +62,6 @@ PARTITION = "PartitionName=all Nodes=ALL Default=YES MaxTime=60\n"
 
 
 def missing() -> list[str]:
-    """Return the programs of Slurm that are not installed."""
     return [name for name in PROGRAMS if shutil.which(name, path=PATH) is None]
 
 
@@ -95,7 +94,6 @@ class Slurm:
         return found
 
     def ask(self, *command: str, cwd: Path | None = None) -> str:
-        """Return the output of a Slurm command."""
         done = subprocess.run(
             command,
             cwd=cwd,
@@ -108,7 +106,6 @@ class Slurm:
         return done.stdout.strip()
 
     def submit(self, project: Path, *words: str) -> "Job":
-        """``sbatch words`` in the folder ``project``."""
         number = self.ask("sbatch", "--parsable", *words, cwd=project)
         return Job(self, number, project / f"slurm-{number}.out")
 
@@ -123,7 +120,6 @@ class Job:
 
     @property
     def said(self) -> str:
-        """All that it has printed."""
         return self.output.read_text() if self.output.exists() else ""
 
     def show(self, key: str) -> str:
@@ -133,7 +129,6 @@ class Job:
         return value
 
     def signal(self, name: str, *options: str) -> None:
-        """Send a signal by scancel with these ``options``."""
         self.slurm.ask("scancel", f"--signal={name}", *options)
 
     def wait(self, within_s: float = 240) -> tuple[str, int]:
@@ -142,7 +137,6 @@ class Job:
         return self.show("JobState"), int(self.show("ExitCode").split(":")[0])
 
     def wait_for(self, states: set[str], within_s: float = 60) -> None:
-        """Wait until it is in one of ``states``."""
         deadline = time.monotonic() + within_s
         while (state := self.show("JobState")) not in states:
             assert time.monotonic() < deadline, f"{state}:\n{self.said}"

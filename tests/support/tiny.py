@@ -30,7 +30,6 @@ def tiny_params(**changes: object) -> Params:
 
 
 def with_factory(params: Params, factory: str) -> Params:
-    """``params`` with another model."""
     model = params.model.model_copy(update={"factory": factory})
     return params.model_copy(update={"model": model})
 
@@ -43,7 +42,6 @@ def tiny_samples(count: int = 50) -> Samples:
 
 
 def tiny_shards(folder: Path, *world_sizes: int) -> Path:
-    """A folder with a world-W for each of ``world_sizes``."""
     for world_size in world_sizes:
         write_shards(folder / f"world-{world_size}", tiny_samples(), world_size)
     return folder

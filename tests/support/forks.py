@@ -1,18 +1,28 @@
-"""Run stages or a test of a copy of the project, or a user's script on several ranks.
+"""Forks that stand for new processes: stages or a test of a copy of the project, the
+ranks of a user's script, and ranks of ``launch``.
 
 This is quick: a server has imported torch and other dependencies. It forks a worker
-per copy, which imports minitrain from there and forks for every stage; a stage's ranks
-are forks too. Only torchrun is replaced in the copy.
+per request. A worker imports minitrain from its copy and forks for every stage; a
+stage's ranks are forks too. Only torchrun is replaced in the copy.
+
+    python forks.py ADDRESS -m stages.NAME ...
+
+has the stage run by the server at ADDRESS: it replaces ``stages/python`` in a copy, for
+an unchanged DVC.
 """
 
 import atexit
 import contextlib
+import ctypes
 import importlib
 import json
 import os
 import runpy
+import secrets
+import shlex
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -21,6 +31,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -30,8 +41,16 @@ from waiting import GENEROUS_S
 ADDRESS = "MINITRAIN_MUTATED"
 LIMIT_S = 100
 CRASH = 70
+PR_SET_CHILD_SUBREAPER = 36
+# what torch imports when a model is first wrapped or sharded
+OF_TORCH = [
+    "torch._dynamo",
+    "torch._inductor.config",
+    "torch.distributed.fsdp",
+    "torch.distributed.optim",
+]
 # not minitrain: a worker imports it from its copy
-SLOW_TO_IMPORT = [
+FOR_STAGES = [
     "cloudpickle",
     "matplotlib.backends.backend_agg",
     "matplotlib.figure",
@@ -41,22 +60,10 @@ SLOW_TO_IMPORT = [
     "pytest",
     "ruamel.yaml",
     "safetensors",
-    "torch",
-    "torch._dynamo",
-    "torch._inductor.config",
-    "torch.distributed.fsdp",
-    "torch.distributed.optim",
     "tqdm",
+    *OF_TORCH,
 ]
-# imported once per copy for several stages
-OURS = [
-    "minitrain.data.shards",
-    "minitrain.proof.replay",
-    "minitrain.proof.runs",
-    "minitrain.proof.witness.examine",
-    "minitrain.report.breach",
-    "minitrain.train.run",
-]
+FOR_RANKS = ["minitrain.train.run", "minitrain.check.data_parallel", *OF_TORCH]
 # children of this process that are no leftovers of a test
 servers: set[int] = set()
 PREPARE = [["corpus"], ["shard"]]
@@ -64,14 +71,12 @@ EQUIVALENCE = ["equivalence"]
 
 
 def of_size(world_size: int) -> list[list[str]]:
-    """The stages of a run: train, replay, verify."""
     size = ["--world-size", str(world_size)]
     gloo = ["--backend", "gloo", *size]
     return [["train", *gloo], ["replay", *size], ["verify", *gloo]]
 
 
 def pipeline(*world_sizes: int) -> list[list[str]]:
-    """The stages from the text to the verdict."""
     by_stage = zip(*map(of_size, world_sizes), strict=True)
     return [*PREPARE, *(s for stages in by_stage for s in stages), EQUIVALENCE]
 
@@ -95,22 +100,39 @@ class Outcome:
         return next((line for line in lines if line.startswith("error: ")), "")
 
 
+class Forked:
+    """A rank; the subset of subprocess.Popen that the launcher uses."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def kill(self) -> None:
+        if self.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            _, status = os.waitpid(self.pid, 0)
+            self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+
 class Server:
     """Process that forks workers. Tests of a copy find it by the environment.
 
-    ``prefix`` is put before its command, ``modules`` are imported at its start, and
-    its socket is in a new folder in ``inside``.
+    ``prefix`` is put before its command, ``modules`` are imported at its start. Its
+    address is an abstract one, which no file is needed for.
     """
 
     def __init__(
         self,
+        modules: Sequence[str] = FOR_STAGES,
         prefix: Sequence[str] = (),
         python: str | Path = sys.executable,
-        modules: Sequence[str] = SLOW_TO_IMPORT,
-        inside: str | None = None,
     ) -> None:
-        self.folder = tempfile.mkdtemp(prefix="minitrain-mutated-", dir=inside)
-        self.address = str(Path(self.folder, "socket"))
+        self.address = f"minitrain-forks-{secrets.token_hex(8)}"
         self.process = subprocess.Popen(
             [*prefix, python, __file__, self.address, *modules],
             stdin=subprocess.DEVNULL,
@@ -119,25 +141,44 @@ class Server:
         )
         servers.add(self.process.pid)
 
+    def fork(self, environment: Mapping[str, str]) -> Forked:
+        """Start a rank that is a child of this process: what ``launcher._start`` does,
+        without a new interpreter.
+        """
+        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+        variables = {**os.environ, **environment, "PYTHONPATH": path}
+        request = {"folder": os.getcwd(), "rank": variables}
+        prctl = ctypes.CDLL(None).prctl
+        # orphans become children of this process, as soon as the worker is gone
+        prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        try:
+            return Forked(int(_ask(self.address, request)))
+        finally:
+            prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
     def stop(self) -> None:
         self.process.terminate()
         self.process.wait(GENEROUS_S)
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self.address)
-        os.rmdir(self.folder)
 
 
 def run_stages(address: str, folder: Path, stages: Sequence[Sequence[str]]) -> Outcome:
     """Run ``stages`` (name and arguments) in ``folder`` until one does not end well."""
-    return _ask(address, {"folder": str(folder), "stages": list(stages)})
+    return _outcome(address, folder, stages=[*stages])
+
+
+def stages_in_forks(folder: Path, address: str) -> None:
+    """Have the stages that DVC starts in the copy of the project in ``folder`` run by
+    the server at ``address``.
+    """
+    command = shlex.join((sys.executable, __file__, address))
+    (folder / "stages/python").write_text(f'#!/bin/sh\nexec {command} "$@"\n')
 
 
 def run_test(address: str, folder: Path, name: str, **variables: str) -> Outcome:
     """Run a test of the copy in ``folder`` with its own minitrain, and with these
     environment variables.
     """
-    request = {"folder": str(folder), "test": name, "variables": variables}
-    return _ask(address, request)
+    return _outcome(address, folder, test=name, variables=variables)
 
 
 def run_script(
@@ -150,45 +191,47 @@ def run_script(
     """Run a script and its arguments in ``folder`` by so many ranks, with nothing but
     these environment variables and those that torchrun sets.
     """
-    request = {"folder": str(folder), "script": [*map(str, command)]}
     more = {"world_size": world_size, "environment": dict(variables)}
-    return _ask(address, request | more)
+    return _outcome(address, folder, script=[*map(str, command)], **more)
 
 
-def _ask(address: str, request: dict[str, Any]) -> Outcome:
+def _outcome(address: str, folder: Path, **request: Any) -> Outcome:
+    answer = _ask(address, {"folder": str(folder), **request})
+    if not answer:
+        return Outcome("worker", CRASH, "no answer: it crashed, or took too long")
+    return Outcome(**json.loads(answer))
+
+
+def _ask(address: str, request: dict[str, Any]) -> str:
     with socket.socket(socket.AF_UNIX) as ours:
         _connect(ours, address)
         ours.settimeout(LIMIT_S + 20)
         ours.sendall(json.dumps(request).encode() + b"\n")
         # the end comes when the worker and all that it started have gone
         answer = b"".join(iter(lambda: ours.recv(1 << 16), b""))
-    lines = answer.decode().splitlines()
-    _wait_until_gone(int(lines[0]))
-    if len(lines) < 2:
-        return Outcome("worker", CRASH, "no answer: it crashed, or took too long")
-    return Outcome(**json.loads(lines[1]))
+    worker, _, answer = answer.decode().partition("\n")
+    deadline = time.monotonic() + GENEROUS_S
+    while Path(f"/proc/{worker}").exists() and time.monotonic() < deadline:
+        time.sleep(0.002)
+    return answer
 
 
 def _connect(ours: socket.socket, address: str) -> None:
     deadline = time.monotonic() + GENEROUS_S
     while True:
         try:
-            return ours.connect(address)
-        except (FileNotFoundError, ConnectionRefusedError):
+            return ours.connect(f"\0{address}")
+        except ConnectionRefusedError:
             # it still imports
             assert time.monotonic() < deadline, "the server did not start"
             time.sleep(0.05)
 
 
-def _wait_until_gone(pid: int) -> None:
-    deadline = time.monotonic() + GENEROUS_S
-    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
-        time.sleep(0.005)
-
-
-def serve(address: str) -> None:
+def serve(address: str, *modules: str) -> None:
     parent = os.getppid()
-    for module in sys.argv[2:]:
+    # any user of the machine can connect
+    users = {0, os.getuid(), int(os.environ.get("SUDO_UID", 0))}
+    for module in modules:
         importlib.import_module(module)
     import torch
 
@@ -196,43 +239,70 @@ def serve(address: str) -> None:
     # no zombie processes: the client waits for its worker
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(address)
+        listening.bind(f"\0{address}")
         listening.listen()
         listening.settimeout(0.5)
         while os.getppid() == parent:
             with contextlib.suppress(TimeoutError):
                 connection, _ = listening.accept()
                 with connection:
-                    if os.fork() == 0:
+                    if user_of(connection) in users and os.fork() == 0:
                         listening.close()
-                        _be_a_worker(connection)
+                        _be_a_worker(connection, address)
 
 
-def _be_a_worker(connection: socket.socket) -> None:
+def user_of(connection: socket.socket) -> int:
+    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    return int(struct.unpack("3i", found)[1])
+
+
+def _be_a_worker(connection: socket.socket, address: str) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    os.setsid()
-    signal.signal(signal.SIGALRM, lambda *_: os.killpg(0, signal.SIGKILL))
-    signal.alarm(LIMIT_S)
     try:
         connection.setblocking(True)
         connection.sendall(f"{os.getpid()}\n".encode())
         request = json.loads(connection.makefile().readline())
         os.chdir(request["folder"])
-        sys.path[:] = [p for p in sys.path if p != str(Path(__file__).parent)]
-        sys.path.insert(0, request["folder"])
-        os.environ["PYTHONPATH"] = request["folder"]
-        os.environ[ADDRESS] = sys.argv[1]
-        os.environ.update(request.get("variables", {}))
-        if "script" in request:
-            outcome = _script(request)
+        if "rank" in request:
+            answer = str(_fork(lambda: _launched_rank(connection, request["rank"])))
         else:
-            is_test = "test" in request
-            outcome = _test(request) if is_test else _stages(request["stages"])
-        connection.sendall(json.dumps(outcome.__dict__).encode() + b"\n")
+            answer = json.dumps(_worked(request, address).__dict__)
+        connection.sendall(answer.encode())
     except BaseException:
         traceback.print_exc()
     finally:
         os._exit(0)
+
+
+def _launched_rank(connection: socket.socket, variables: dict[str, str]) -> int:
+    from minitrain.harness.rank import main
+
+    connection.close()
+    # until orphaned, its parent is the worker
+    deadline = time.monotonic() + GENEROUS_S
+    while os.getppid() != int(variables["MINITRAIN_LAUNCHER_PID"]):
+        assert time.monotonic() < deadline, "who asked for this rank has gone"
+        os.sched_yield()
+    os.environ.clear()
+    os.environ.update(variables)
+    sys.path[:] = variables["PYTHONPATH"].split(os.pathsep)
+    sys.argv = ["rank"]
+    main()
+    return 0
+
+
+def _worked(request: dict[str, Any], address: str) -> Outcome:
+    os.setsid()
+    signal.signal(signal.SIGALRM, lambda *_: os.killpg(0, signal.SIGKILL))
+    signal.alarm(LIMIT_S)
+    sys.path[:] = [p for p in sys.path if p != str(Path(__file__).parent)]
+    sys.path.insert(0, request["folder"])
+    os.environ["PYTHONPATH"] = request["folder"]
+    os.environ[ADDRESS] = address
+    os.environ.update(request.get("variables", {}))
+    if "script" in request:
+        return _script(request)
+    return _test(request) if "test" in request else _stages(request["stages"])
 
 
 def _test(request: dict[str, Any]) -> Outcome:
@@ -252,7 +322,7 @@ def _script(request: dict[str, Any]) -> Outcome:
     def run_ranks() -> int:
         codes = _wait_for_all(
             {
-                rank: _fork(lambda r=rank: _script_rank(request, r, port))
+                rank: _fork(partial(_script_rank, request, rank, port))
                 for rank in range(request["world_size"])
             }
         )
@@ -291,25 +361,21 @@ def _stages(stages: Sequence[Sequence[str]]) -> Outcome:
     module = importlib.import_module("minitrain.harness.launcher")
     # before others import it from there
     module.torchrun = _launch
-    for name in OURS if len(stages) > 1 else ():
-        # a failing import is reported by the stage that repeats it
+    for name in [f"stages.{one[0]}" for one in stages]:
+        # what stages import is imported once; one that fails is reported by its stage
         with contextlib.suppress(Exception):
             importlib.import_module(name)
+        sys.modules.pop(name, None)
     for name, *arguments in stages:
-        code, output = _forked(lambda n=name, a=arguments: _stage(n, a))
+        code, output = _forked(partial(_run_module, f"stages.{name}", arguments))
         if code:
             break
     return Outcome(name, code, output)
 
 
-def _stage(name: str, arguments: list[str]) -> int:
-    return _run_module(f"stages.{name}", arguments)
-
-
 def _run_module(name: str, arguments: list[str]) -> int:
     sys.argv = [name, *arguments]
-    run = runpy.run_module
-    return _ended(lambda: run(name, run_name="__main__", alter_sys=True))
+    return _ended(partial(runpy.run_module, name, None, "__main__", alter_sys=True))
 
 
 def _ended(run: Callable[[], object]) -> int:
@@ -342,7 +408,7 @@ def _launch(
         pids = {}
         for rank in range(world_size):
             variables = rank_environment(rank, world_size, folder)
-            pids[rank] = _fork(lambda e=variables: _rank(module, arguments, e))
+            pids[rank] = _fork(partial(_rank, module, arguments, variables))
         codes = _wait_for_all(pids)
         cause = root_cause(failures_of(folder, pids, codes))
     if cause is not None:
@@ -395,5 +461,14 @@ def _fork(body: Callable[[], int], output: IO[bytes] | None = None) -> int:
         os._exit(code)
 
 
+def main(address: str, *words: str) -> None:
+    if words[0] != "-m":
+        return serve(address, *words)
+    stage = [words[1].removeprefix("stages."), *words[2:]]
+    outcome = run_stages(address, Path.cwd(), [stage])
+    print(outcome.output, end="", flush=True)
+    sys.exit(outcome.code)
+
+
 if __name__ == "__main__":
-    serve(sys.argv[1])
+    main(*sys.argv[1:])
