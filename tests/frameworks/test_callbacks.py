@@ -101,15 +101,6 @@ def test_one_process_and_two_of_lightning_are_the_same_computation(
     assert (bug.first.step, bug.first.what) == (0, "learning rate")
 
 
-def test_second_training_is_not_recorded(by_fork: Run, tmp_path: Path) -> None:
-    twice = ("trainer.train()", "trainer.train(), trainer.train()")
-    script = with_callback(tmp_path, twice)
-    printed = by_fork("with_trainer", 1, tmp_path / "run", script=script)
-    assert printed.count("a callback records one training") == 1
-    (rank,) = read_recording(tmp_path / "run").ranks.values()
-    assert rank.end is not None
-
-
 def test_run_that_an_error_ended_is_not_whole(folder: Path, tmp_path: Path) -> None:
     fails = "left = iter([1] * 9 + [0])\nmodel.register_forward_pre_hook("
     fails += "lambda *_: print(1 / next(left)))\ntrainer = "

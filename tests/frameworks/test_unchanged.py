@@ -60,8 +60,7 @@ def unchanged(name: str, folder: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("name", "world_size"),
-    thorough_after(2, [("nanogpt_style", 2), ("with_trainer", 1)])
-    + thorough_after(0, [(name, size) for name in LOOPS for size in (1, 2)]),
+    thorough_after(1, [(name, size) for name in LOOPS for size in (2, 1)]),
 )
 def test_recording_is_the_same_as_with_the_lines(
     name: str, world_size: int, by_fork: Run, tmp_path: Path
@@ -116,14 +115,14 @@ if __name__ == "__main__":
     for rank, error in enumerate([None, ValueError()]):
         os.environ["RANK"] = str(rank)
         try:
-            mp.spawn(main, (error,))
+            mp.start_processes(main, (error,), start_method="fork")
         except mp.ProcessRaisedException:
             pass
 """
 
 
 def test_process_of_multiprocessing_has_an_end_unless_it_failed(tmp_path: Path) -> None:
-    """No function of atexit runs there, and torch's spawn hides the error."""
+    """A fork runs no function of atexit, and torch hides the error."""
     done = by_command(IN_CHILDREN, tmp_path)
     assert done.returncode == 0, done.stderr
     ranks = read_recording(tmp_path / "run").ranks
@@ -256,14 +255,11 @@ def test_older_torch_is_one_line_and_the_run_goes_on(tmp_path: Path) -> None:
     ("arguments", "line"),
     [
         (["run"], "no command; minitrain record FOLDER -- COMMAND"),
-        (["run", "--"], "no command; minitrain record FOLDER -- COMMAND"),
         (["run", "--", "no-such-program"], "no-such-program: no such command"),
         (["run", "--", "a.py"], "a.py: no such command; try python a.py"),
         (["--every", "0", "run", "--", "true"], "--every = 0: must be at least 1"),
         (["--timeout", "0", "run", "--", "true"], "--timeout = 0: must be above 0"),
-        (["--timeout", "nan", "run", "--", "true"], "--timeout = nan: must be above 0"),
         (["file", "--", "true"], "file: must be a folder with write permission"),
-        (["file/run", "--", "true"], "file: must be a folder with write permission"),
         (["full", "--", "true"], "full: has a recording; name another folder"),
     ],
 )

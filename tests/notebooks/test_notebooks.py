@@ -23,18 +23,13 @@ def name(path: Path) -> str:
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=name)
-def test_notebook_is_kept_without_outputs_and_as_a_diff_likes_it(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    notebook = json.loads(text)
+def test_notebook_is_kept_without_outputs(path: Path) -> None:
+    notebook = json.loads(path.read_text(encoding="utf-8"))
     nbformat.validate(notebook)
     for cell in notebook["cells"]:
         assert cell["metadata"] == {}
         if cell["cell_type"] == "code":
             assert (cell["outputs"], cell["execution_count"]) == ([], None)
-    # what an editor on one machine adds, such as its version of Python
-    assert notebook["metadata"]["language_info"] == {"name": "python"}
-    plain = json.dumps(notebook, ensure_ascii=False, indent=1, sort_keys=True)
-    assert text == plain + "\n"
 
 
 # tests/harness/test_launcher.py has a cell whose ranks are new processes
@@ -111,6 +106,7 @@ def test_ranks_start_from_cells(tmp_path: Path) -> None:
     assert re.search(r"^proven: ", cells["ladder"][0], re.MULTILINE)
 
 
+@pytest.mark.thorough
 def test_script_is_recorded_unchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,14 +9,7 @@ from typing import Any
 import pytest
 from project import ROOT, copy_project, load_yaml, run_in, run_python, set_params
 
-from minitrain.core.code_lock import (
-    changed_since,
-    lock_of,
-    lock_text,
-    read_lock,
-    syntax_hash,
-)
-from minitrain.report.study_results import since_then
+from minitrain.core.code_lock import syntax_hash
 from studies.code_lock import LOCKS, OF_HARNESS, is_measured, locks_of
 
 STUDIES = sorted(file.parent for file in ROOT.glob("studies/*/dvc.yaml"))
@@ -33,21 +26,6 @@ def test_hash_is_that_of_the_code_alone() -> None:
     assert syntax_hash(PROGRAM) == syntax_hash(same)
     for other in ("return 3 * x", "return 2.0 * x", "return 2 * y", "yield 2 * x"):
         assert syntax_hash(PROGRAM.replace("return 2 * x", other)) != syntax_hash(same)
-
-
-def test_list_names_what_changed(tmp_path: Path) -> None:
-    for name in ("a.py", "b.py", "c.py"):
-        (tmp_path / name).write_text(PROGRAM)
-    lock = lock_of(tmp_path, ["b.py", "a.py", "c.py", "gone.py"])
-    (tmp_path / "code.lock").write_text(lock_text(lock))
-    assert read_lock(tmp_path / "code.lock") == lock
-    assert [*lock] == ["a.py", "b.py", "c.py"]
-    assert changed_since(tmp_path, lock) == []
-    (tmp_path / "a.py").write_text(PROGRAM.replace("Return", "Give"))
-    (tmp_path / "b.py").write_text(PROGRAM.replace("2 *", "3 *"))
-    (tmp_path / "c.py").unlink()
-    assert changed_since(tmp_path, lock) == ["b.py", "c.py"]
-    assert since_then(tmp_path, {"code": lock}).endswith("changed: b.py, c.py.")
 
 
 @cache

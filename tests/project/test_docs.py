@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from pages import Block, blocks, edit, pages_of, without_fences
-from project import PARAMS_FILE, ROOT, load_yaml
+from project import PARAMS_FILE, ROOT, load_yaml, run_in
 
 import minitrain
 from minitrain.analysis.verdicts import VERDICTS
@@ -276,3 +276,32 @@ def test_own_parameters_have_the_keys_of_the_schema_and_a_comment_each() -> None
     keys = [i for i, line in enumerate(lines) if re.match(r"  \w.*:", line)]
     assert len(keys) == sum(map(len, expected.values()))
     assert [lines[i] for i in keys if not lines[i - 1].startswith("  # ")] == []
+
+
+SYMPTOMS = [p for p in pages_of("docs/symptoms") if not p.endswith("README.md")]
+# not times, nor which of their words noise decides
+KEY = re.compile(
+    r"minitrain: (note|alarm|see)|alarm|(same|equal|different|see)\b|  rank \d: "
+    r"|rank \d is"
+)
+
+
+def shape(line: str) -> str:
+    """``line`` with every number as ``#``."""
+    return re.sub(r"\d[\d,]*(\.\d+)?(e-?\d+)?", "#", line)
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("page", SYMPTOMS)
+def test_output_of_a_symptom_is_the_one_on_its_page(page: str, tmp_path: Path) -> None:
+    (tmp_path / "docs").symlink_to(ROOT / "docs")
+    (block,) = (b for b in blocks(TEXT[page]) if b.language == "text")
+    pieces = re.split(r"^\$ (.+)\n", block.text, flags=re.MULTILINE)[1:]
+    assert KEY.search(block.text)
+    for command, shown in zip(pieces[::2], pieces[1::2], strict=True):
+        done = run_in(tmp_path, *command.split(), TMPDIR=str(tmp_path))
+        output = done.stdout + done.stderr
+        found = {*map(shape, output.splitlines())}
+        expected = [shape(line) for line in shown.splitlines() if KEY.match(line)]
+        assert [line for line in expected if line not in found] == [], output

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from project import ROOT, copy_project, git, load_yaml, run_dvc, run_in
 from report_inputs import facts, proven, published
-from test_docs import STAGES, written_by
 
 from minitrain.report.facts import Facts
 from minitrain.report.publish import summary
@@ -104,11 +103,3 @@ def test_experiments_show_few_columns() -> None:
         *("machine_busy", "gloo-1.loss", "gloo-2.verdict"),
         *("gloo-2.speedup", "gloo-4.speedup"),
     ]
-
-
-def test_definitions_draw_what_a_stage_writes() -> None:
-    names = {out for stage in STAGES.values() for out in written_by(stage)}
-    drawn = {name for chart in CHARTS.values() for name in chart["y"]} | {*PICTURES}
-    assert {f"metrics/{name}" for name in drawn} <= names
-    for chart in CHARTS.values():
-        assert (ROOT / f".dvc/plots/{chart['template']}.json").is_file()

@@ -1,28 +1,23 @@
 """Every injected fault is caught by its stated catcher.
 
 One for each catcher (a stage and rung, or a file of tests); the others are thorough.
-They run side by side, two at a time; the first test of a session starts them all.
 """
 
 import json
 import re
 import shutil
-from collections import Counter, defaultdict
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from forks import Outcome, pipeline, run_stages, run_test
+from forks import pipeline, run_stages, run_test
 from pages import Edit
-from project import MADE, ROOT, copy_project, make_run, set_params
+from project import MADE, ROOT, copy_project, set_params
 from test_docs import require_marked, table
 
 from minitrain.core.files import read_json
-
-STAGE_FAULTS = "tests/project/test_stage_faults.py::"
 
 
 @dataclass(frozen=True)
@@ -76,66 +71,32 @@ def _edit(file: str, text: str) -> Edit:
 
 # what run and replay share, then what a unit test sees
 MUTANTS = [*read_mutants("pipeline_mutants.txt"), *read_mutants("unit_mutants.txt")]
-PAGE = "docs/developers/mutants.md"
 # several epochs, the last batch of each smaller, and samples longer than the block
 PARAMS = {"corpus.num_sentences": 29, "model.block_size": 48, "gloo.world_sizes": [2]}
 # the last of each catcher
 OF_EACH = {mutant.caught_by.partition("::")[0]: mutant for mutant in MUTANTS}
 # what the precisions and optimizers that mutants need must do without them
 SETTINGS = {str(m.params): m.params for m in MUTANTS if not m.is_for_a_test}
-SIDE_BY_SIDE = 2
-Outcomes = dict[str, Future[tuple[Outcome, set[str]]]]
 
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> None:
-    """Replaces the shared fixture: with several mutants at once, leftovers cannot be
-    attributed to one, so :func:`outcomes` waits for all.
-    """
+    """Replaces the shared fixture: a mutant may leave what others remove."""
 
 
 @pytest.fixture(scope="module")
-def outcomes(
-    request: pytest.FixtureRequest,
-    stages_by_fork: str,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Outcomes]:
-    folder = tmp_path_factory.mktemp("mutants")
-    base = copy_project(folder / "base", PARAMS)
-    asked_for = [
-        BY_NAME[item.callspec.id]
-        for item in request.session.items
-        # other modules have outcomes of their own
-        if item.path == request.path and "outcomes" in item.fixturenames
-    ]
-    # the files between stages, as the healthy project makes them
-    if any(mutant.caught_by.startswith(STAGE_FAULTS) for mutant in asked_for):
-        make_run(stages_by_fork, folder / "made")
-    with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
-        started: Outcomes = {}
-        for mutant in asked_for:
-            args = (stages_by_fork, base, folder / mutant.name, mutant)
-            started[mutant.name] = pool.submit(outcome_of, *args)
-        yield started
-        for future in started.values():
-            future.cancel()
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return copy_project(tmp_path_factory.mktemp("mutants") / "base", PARAMS)
 
 
-def outcome_of(
-    address: str, base: Path, folder: Path, mutant: Mutant
-) -> tuple[Outcome, set[str]]:
-    """How it ended, and the rungs that are a breach, with the mutant injected."""
-    copy = Path(shutil.copytree(base, folder / "project"))
+@pytest.fixture
+def injected(base: Path, tmp_path: Path, mutant: Mutant) -> Path:
+    """A copy of the project with the mutant."""
+    copy = Path(shutil.copytree(base, tmp_path / "project"))
     set_params(copy, mutant.params)
     for edit in mutant.edits:
         edit.make(copy)
-    if mutant.is_for_a_test:
-        made = str(folder.with_name("made"))
-        return run_test(address, copy, mutant.caught_by, **{MADE: made}), set()
-    outcome = run_stages(address, copy, pipeline(2))
-    rungs = breached(copy) if outcome.place == "equivalence" else set()
-    shutil.rmtree(copy)
-    return outcome, rungs
+    return copy
 
 
 def breached(copy: Path) -> set[str]:
@@ -145,38 +106,38 @@ def breached(copy: Path) -> set[str]:
     return {name for name, rung in rungs if rung["verdict"] == "breach"}
 
 
-# nothing injected
-UNHARMED = {
-    setting: Mutant(f"healthy-{number}", "", "", (), params)
-    for number, (setting, params) in enumerate(SETTINGS.items())
-}
-BY_NAME = {mutant.name: mutant for mutant in [*UNHARMED.values(), *MUTANTS]}
-
-
 def case(mutant: Mutant, tried: bool) -> Any:
     marks = [] if tried else [pytest.mark.thorough]
     return pytest.param(mutant, id=mutant.name, marks=marks)
 
 
-@pytest.mark.parametrize(
-    "mutant",
-    [
-        case(unharmed, setting in {str(one.params) for one in OF_EACH.values()})
-        for setting, unharmed in UNHARMED.items()
-    ],
-)
-def test_healthy_project_passes(outcomes: Outcomes, mutant: Mutant) -> None:
+TRIED = {str(mutant.params) for mutant in OF_EACH.values()}
+UNHARMED = [
+    case(Mutant(f"healthy-{number}", "", "", (), params), setting in TRIED)
+    for number, (setting, params) in enumerate(SETTINGS.items())
+]
+
+
+@pytest.mark.parametrize("mutant", UNHARMED)
+def test_healthy_project_passes(stages_by_fork: str, injected: Path) -> None:
     """With every setting that a mutant needs: else a refusal would prove nothing."""
-    outcome, rungs = outcomes[mutant.name].result()
+    outcome = run_stages(stages_by_fork, injected, pipeline(2))
     assert (outcome.place, outcome.code) == ("equivalence", 0), outcome.output
-    assert rungs == set()
+    assert breached(injected) == set()
 
 
 @pytest.mark.parametrize(
     "mutant", [case(mutant, mutant in OF_EACH.values()) for mutant in MUTANTS]
 )
-def test_mutant_is_caught(outcomes: Outcomes, mutant: Mutant) -> None:
-    outcome, rungs = outcomes[mutant.name].result()
+def test_mutant_is_caught(
+    stages_by_fork: str, injected: Path, made_run: Path, mutant: Mutant
+) -> None:
+    if mutant.is_for_a_test:
+        # with the files between stages as the healthy project makes them
+        made = {MADE: str(made_run)}
+        outcome = run_test(stages_by_fork, injected, mutant.caught_by, **made)
+    else:
+        outcome = run_stages(stages_by_fork, injected, pipeline(2))
     stage, _, rung = mutant.caught_by.partition(": ")
     assert (outcome.place, outcome.code) == (stage, 1), outcome.output[-2000:]
     if mutant.is_for_a_test:
@@ -184,7 +145,7 @@ def test_mutant_is_caught(outcomes: Outcomes, mutant: Mutant) -> None:
         assert "\nFAILED " in outcome.output, outcome.output[-2000:]
     else:
         assert outcome.line
-        assert not rung or rung in rungs, f"{sorted(rungs)}: {outcome.line}"
+        assert not rung or rung in breached(injected), outcome.line
 
 
 def test_mutants_can_be_injected_and_are_in_the_docs() -> None:
@@ -198,17 +159,13 @@ def test_mutants_can_be_injected_and_are_in_the_docs() -> None:
     assert len(MUTANTS) >= 150
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
     assert len({(m.edits, str(m.params)) for m in MUTANTS}) == len(MUTANTS)
+    caught = Counter(
+        ("/".join(m.edits[0].file.split("/")[:-1][:2]), m.is_for_a_test)
+        for m in MUTANTS
+    )
     rows = [
-        f"| `{place}` | {found[False]} | {found[True]} |"
-        for place, found in counts_by_place()
+        f"| `{place}` | {caught[place, False]} | {caught[place, True]} |"
+        for place in sorted({place for place, _ in caught})
     ]
     columns = ["injected in", "caught by a stage", "caught by a test"]
-    require_marked(PAGE, "mutants", table(columns, rows))
-
-
-def counts_by_place() -> list[tuple[str, Counter[bool]]]:
-    found: dict[str, Counter[bool]] = defaultdict(Counter)
-    for mutant in MUTANTS:
-        place = "/".join(mutant.edits[0].file.split("/")[:-1][:2])
-        found[place][mutant.is_for_a_test] += 1
-    return sorted(found.items())
+    require_marked("docs/developers/mutants.md", "mutants", table(columns, rows))

@@ -4,15 +4,13 @@ import subprocess
 import sys
 from itertools import product
 
-import describe_links
 import pandas as pd
 import pytest
-from arms import AGAIN, ARMS, HIERARCHICAL, ONE_HOST
+from arms import AGAIN, ARMS, ONE_HOST
 from children import usage_with_children
 from expectations import expected_ms
 from link_model import Link, Network, Shaped
 from link_rate import LOOPBACK
-from planted import MEASURED
 from speeds import Ratio, Speeds, named
 from tabulate_hosts import judged_by
 
@@ -71,24 +69,6 @@ def test_noise_floor_is_the_most_that_twins_were_apart() -> None:
     # and the median arm has no spread
     floors = {"noise_floor": 0.25, "allreduce_noise_floor": 1.0, "spread": 0}
     assert judged_by(found) == pytest.approx(floors)
-
-
-def test_page_judges_nothing_on_a_busy_machine() -> None:
-    rungs = {"replay": "equal", "witness_gradients": "within tolerance"}
-    one = {"verdict": "proven", "rungs": rungs, "same_on_one_host": True}
-    bits = {arm.name: one for arm in ARMS}
-    found = speeds({AGAIN: (1, 1, 0.8), HIERARCHICAL: (1.4, 1.5, 1.3)})
-    text = "\n".join(describe_links.page(found, bits, MEASURED))
-    assert "Two arms that are the same were up to 25.0 % apart." in text
-    assert "not judged" not in text
-    assert "no difference seen" in text
-    assert "| 1.40 (1.30 to 1.50) |" in text
-    load = {**LOAD, "others_share": 0.3}
-    busy = "\n".join(describe_links.page(found, bits, {**MEASURED, "load": load}))
-    assert f"No speed is judged, since the machine was busy ({BUSY})." in busy
-    assert "no difference seen" not in busy
-    assert "| 1.40 (1.30 to 1.50), not judged |" in busy
-    assert "| ddp | proven | equal | within tolerance | equal | equal |" in text
 
 
 def test_what_differs() -> None:

@@ -17,11 +17,12 @@ import predict_steps
 import pytest
 import sections
 import verify_crossovers
+from cost_model import Compute, Machine, Overheads, predict
 from held_out import LEAST_PAIRS
+from link_model import Line, Link, Network, Shaped
 from network_namespaces import BURST_BYTES
 from one_line import refusal
 from placed_arms import arm_of
-from planted import MACHINE, MEASURED, NETWORK, step_of
 from prediction_settings import Prediction
 from project import ROOT
 from rows import all_settings
@@ -32,6 +33,41 @@ from minitrain.core.files import read_json, write_json
 
 pytestmark = pytest.mark.slow
 
+# a realistic core: 90 Gflop/s; a bucket costs as much as the backward of a layer
+MACHINE = Machine(
+    cores=2,
+    compute=Compute(
+        forward=(1.1e-11, 3e-10, 5e-10, 1.5e-5),
+        backward=(2.2e-11, 5e-10, 2e-9, 3e-5),
+        optimizer=(2e-9, 4e-5),
+        data=(3e-5, 1e-4),
+    ),
+    contention=1.1,
+    crowding=0.05,
+    link_crowding=(3.0, 1.5),
+    overheads=Overheads(
+        step=2e-3,
+        straggle=0.02,
+        byte=3e-10,
+        hidden_byte=5e-10,
+        hidden_bucket=7e-4,
+        crowd=4e-3,
+        cast=6e-10,
+    ),
+)
+NETWORK = Network(
+    Link((Line(0, 2e-4, 1.2e-9), Line(2**19, 5e-4, 7e-10))),
+    Shaped(alpha=1e-4, frame_bytes=500, overhead=1.05, burst_bytes=BURST_BYTES),
+)
+# of a measurement on an idle machine
+ORIGIN = {
+    "load": {"others_share": 0.01, "steal_share": 0.0},
+    "measured_at": "2030-01-01T00:00:00+00:00",
+    "code_sha256": "0" * 64,
+    "machine": {"cpu": "planted", "gpu": None, "cores": 2, "torch": "2.13.0+cpu"},
+    "burst_bytes": BURST_BYTES,
+    "cables_left_out": None,
+}
 ROUNDS = 16
 MODULES = (
     describe_errors,
@@ -42,7 +78,6 @@ MODULES = (
     predict_steps,
     verify_crossovers,
 )
-ORIGIN = {**MEASURED, "burst_bytes": BURST_BYTES, "cables_left_out": None}
 
 
 def turns(settings: list[Setting], law: Any, steps: int) -> pd.DataFrame:
@@ -50,7 +85,8 @@ def turns(settings: list[Setting], law: Any, steps: int) -> pd.DataFrame:
     rng = np.random.default_rng(1)
     rows = []
     for setting in settings:
-        step = step_of(setting)
+        link = None if setting.sync == NO_SYNC else NETWORK.link(setting.link)
+        step = predict(setting, MACHINE, link)
         parts = step.data, step.forward, step.backward, step.optimizer
         for number in range(ROUNDS):
             factor = law(setting) * steps * rng.uniform(0.97, 1.03)

@@ -3,7 +3,6 @@
 import ast
 import importlib.metadata
 import re
-import shutil
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -82,22 +81,6 @@ def test_workflow_runs_jobs_that_exist_with_the_promised_python() -> None:
     assert matrix["python"] == [PROJECT["requires-python"].removeprefix(">=")]
     script = (ROOT / ".ci/run").read_text()
     assert [name for name in matrix["job"] if f"\n  {name})" not in script] == []
-
-
-def test_page_of_the_package_links_to_files_that_exist(tmp_path: Path) -> None:
-    for name in ("README.md", "pyproject.toml"):
-        shutil.copy(ROOT / name, tmp_path)
-    script = ROOT / "docs/package_page.py"
-    site = "https://host/owner/name"
-    done = run_in(tmp_path, sys.executable, script, site, "v1")
-    assert done.returncode == 0, done.stderr
-    links = re.findall(r"\]\(([^)]+)\)", (tmp_path / "README.md").read_text())
-    assert [link for link in links if not link.startswith(("https://", "#"))] == []
-    ours = [link.removeprefix(site) for link in links if link.startswith(site)]
-    assert "/raw/v1/metrics/scaling.png" in ours
-    for link in ours:
-        path = re.sub(r"^/(blob|raw)/v1/|#.*", "", link)
-        assert (ROOT / path).exists(), link
 
 
 def test_what_the_library_imports_is_required() -> None:

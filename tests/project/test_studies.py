@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 from dvc.repo import Repo
-from interleaved import load_interleaved
 from one_line import refusal
 from project import PARAMS_FILE, ROOT, load_yaml
 from ruamel.yaml import YAML
-from study_settings import Interleaved, load_study
+from study_settings import load_study
 from test_docs import written_by
 
 from minitrain.core.schema import Section
@@ -76,20 +75,6 @@ def test_what_does_not_fit_is_one_line(tmp_path: Path) -> None:
     for number, (name, key, value, expected) in enumerate(MISTAKES):
         folder = with_changes(name, {key: value}, tmp_path / str(number))
         line = refusal(load_study, folder, schema_of(name))
-        assert line.startswith(f"{folder}/params.yaml: {name}.{expected}")
-
-
-INTERLEAVED = [name for name in STUDIES if issubclass(schema_of(name), Interleaved)]
-
-
-def test_turns_that_the_pipeline_cannot_give_are_one_line(tmp_path: Path) -> None:
-    for name, key, value, expected in [
-        ("buckets", "world_size", 8, "world_size = 8: must be one of those that th"),
-        ("noise", "global_batch_size", 31, "global_batch_size = 31: must be a mult"),
-        ("peers", "global_batch_sizes", [32, 9], "global_batch_sizes.1 = 9: must b"),
-    ]:
-        folder = with_changes(name, {key: value}, tmp_path / name)
-        line = refusal(load_interleaved, folder, schema_of(name))
         assert line.startswith(f"{folder}/params.yaml: {name}.{expected}")
 
 

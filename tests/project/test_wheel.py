@@ -153,7 +153,7 @@ def test_script_is_recorded_unchanged(bin_folder: Path, tmp_path: Path) -> None:
     parted = run(minitrain, "verify", *runs, folder=tmp_path, expect=1).stdout
     assert parted.startswith("different at step 0: learning rate")
     page = ("--html", "page.html")
-    shown = run(minitrain, "show", *runs, *page, folder=tmp_path).stdout
+    shown = run(minitrain, "show", *runs, *page, folder=tmp_path, expect=1).stdout
     assert shown.count("1 rank, 4 steps, 3 recorded") == 2
     assert "different at step 0" in (tmp_path / "page.html").read_text()
 

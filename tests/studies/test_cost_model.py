@@ -10,8 +10,6 @@ from cost_model import Compute, Machine, Overheads, channel, predict
 from crossover import (
     Crossover,
     crossover,
-    gain_of,
-    varied,
 )
 from gpt_layers import (
     features,
@@ -20,7 +18,7 @@ from gpt_layers import (
     num_parameters,
     num_tensors,
 )
-from link_model import Line, Link, Network
+from link_model import Line, Link
 from setting import Setting
 
 from minitrain.model.gpt import MiniGPT
@@ -142,16 +140,3 @@ def test_crossover_is_where_algebra_says() -> None:
     assert crossover(lambda x: x, 1, 10, 0.1) is None
     found = crossover(lambda x: -math.log(x / 900), 1, 1000, 0.1)
     assert (found.at, found.above) == (pytest.approx(900), False)
-
-
-def test_two_processes_pay_where_they_save_more_than_they_send() -> None:
-    # a sample takes a second, nothing else does; 12 s to synchronize
-    costs = Compute((0, 0, 0, 0), (0, 0, 0, 0), (0, 0), (1, 0))
-    network, machine = Network(Link.of(6, 0)), Machine(2, costs)
-    # one bucket, two messages
-    setting = Setting("ddp", 2, 4, 128, 1, bucket_cap_mb=25)
-
-    # b / 2 + 12 against b
-    there = varied(setting, "batch", 48)
-    gain = gain_of("processes", there, machine, network)
-    assert gain == pytest.approx(math.log(48 / 36))

@@ -2,14 +2,10 @@
 for the rejections.
 """
 
-import ctypes
-import errno
 import json
 import subprocess
 from collections.abc import Sequence
-from types import SimpleNamespace
 
-import network_namespaces as networks
 import pytest
 import torch
 import torch.distributed as dist
@@ -75,15 +71,3 @@ def test_cable_has_the_rate_that_it_was_given() -> None:
                 assert shown in done.stdout
         line = refusal(shape, hosts.paths[0], "fast")
     assert line.startswith("hosts on one machine: `tc qdisc replace dev cable")
-
-
-def test_who_cannot_is_told_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    # root may have restricted capabilities
-    def refuse(_: int) -> int:
-        ctypes.set_errno(errno.EPERM)
-        return -1
-
-    monkeypatch.setattr(networks, "_missing", lambda: None)
-    monkeypatch.setattr(networks, "_libc", lambda: SimpleNamespace(unshare=refuse))
-    line = "hosts on one machine: a network of its own: Operation not permitted"
-    assert why_not() == f"needs root with all its rights ({line})"

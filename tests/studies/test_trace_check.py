@@ -155,15 +155,3 @@ def test_a_fault_of_a_rank_is_seen(ranks: Ranks) -> None:
         found = problems(trace_of([first, spoilt]))
         assert found
         assert found[0].startswith(expected)
-
-
-def test_all_reduces_that_are_gone_on_all_ranks_are_seen(ranks: Ranks) -> None:
-    gone = [without(rank, "all-reduce") for rank in ranks]
-    assert problems(trace_of(gone)) == [
-        f"rank {rank}, step {step}: buckets of 0 bytes, and gradients of 100000"
-        for rank in (0, 1)
-        for step in STEPS
-    ]
-    # as on a GPU, or under fsdp
-    untimed = [replace(rank, reduces=False) for rank in gone]
-    assert problems(trace_of(untimed)) == []

@@ -51,17 +51,9 @@ OF_TORCH = [
 ]
 # not minitrain: a worker imports it from its copy
 FOR_STAGES = [
-    "cloudpickle",
-    "matplotlib.backends.backend_agg",
-    "matplotlib.figure",
-    "pandas",
-    "psutil",
-    "pydantic",
-    "pytest",
-    "ruamel.yaml",
-    "safetensors",
-    "tqdm",
     *OF_TORCH,
+    *("cloudpickle", "matplotlib.backends.backend_agg", "matplotlib.figure"),
+    *("pandas", "psutil", "pydantic", "pytest", "ruamel.yaml", "safetensors", "tqdm"),
 ]
 FOR_RANKS = ["minitrain.train.run", "minitrain.check.data_parallel", *OF_TORCH]
 # children of this process that are no leftovers of a test

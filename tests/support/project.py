@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from forks import PIPELINE, run_stages
 from ruamel.yaml import YAML
 from waiting import GENEROUS_S
 
@@ -51,21 +50,6 @@ def copy_project(
     shutil.copy(PARAMS_FILE, folder / "params.yaml")
     set_params(folder, {**SMALL, **(changes or {})})
     return folder
-
-
-def make_run(address: str, folder: Path) -> None:
-    """Run the pipeline in a copy of the project with the server of forks.py at
-    ``address``. A mutant gets the outputs of the healthy project.
-    """
-    few = {"corpus.num_sentences": 40, "train.num_steps": 6}
-    copy_project(folder, few, without=IDLE)
-    if MADE in os.environ:
-        for name in ("data", "metrics"):
-            made = Path(os.environ[MADE], name)
-            shutil.copytree(made, folder / name, dirs_exist_ok=True)
-        return
-    outcome = run_stages(address, folder, [*PIPELINE, ["timing"]])
-    assert outcome.code == 0, outcome.output
 
 
 def load_yaml(path: Path) -> Any:
