@@ -78,6 +78,7 @@ class ShardFiles:
         return int(index["samples_sha256"][:16], 16)
 
 
+@dataclass
 class RankBatches:
     """Batches of ``shards``, out of ``num_shards``, that one process computes.
 
@@ -88,27 +89,23 @@ class RankBatches:
     there are fewer samples than shards.
     """
 
-    def __init__(
-        self,
-        data: ShardFiles,
-        shards: Sequence[int],
-        num_shards: int,
-        num_micro_batches: int = 1,
-        device: torch.device | None = None,
-    ) -> None:
-        self.shards, self.num_shards = shards, num_shards
-        self.num_micro_batches, self.device = num_micro_batches, device
-        self.block_size, self.num_files = data.block_size, data.num_files
-        needed = {shard % self.num_files for shard in self.shards}
+    data: ShardFiles
+    shards: Sequence[int]
+    num_shards: int
+    num_micro_batches: int = 1
+    device: torch.device | None = None
+
+    def __post_init__(self) -> None:
+        data = self.data
+        needed = {shard % data.num_files for shard in self.shards}
         self.files = {file: open_shard(data.folder, file) for file in needed}
         self.targets = open_targets(data.folder)
-        if num_shards > len(self.targets):
+        if self.num_shards > len(self.targets):
             raise UserError(
                 f"{data.folder}: {len(self.targets)} samples cannot be cut into "
-                f"{num_shards} shards"
+                f"{self.num_shards} shards"
             )
-        batch_size = data.global_batch_size
-        self.order = GlobalOrder(len(self.targets), batch_size, data.seed)
+        self.order = GlobalOrder(len(self.targets), data.global_batch_size, data.seed)
 
     def micro_batches(self, step: int) -> list[MicroBatch]:
         """Return the micro-batches of this rank at ``step`` (from 0 over all epochs),
@@ -132,20 +129,18 @@ class RankBatches:
         self, step: int, shard: int, mine: SampleIds, global_targets: int
     ) -> MicroBatch:
         present = mine if len(mine) else np.array([shard], np.int64)
-        file = self.files[shard % self.num_files]
-        samples = [file[i // self.num_files] for i in present]
-        input_ids = torch.zeros(len(samples), self.block_size, dtype=torch.int64)
+        num_files = self.data.num_files
+        samples = [self.files[shard % num_files][i // num_files] for i in present]
+        input_ids = torch.zeros(len(samples), self.data.block_size, dtype=torch.int64)
         labels = torch.full_like(input_ids, IGNORE_INDEX)
         for row, tokens in enumerate(samples):
             values = torch.from_numpy(tokens.astype(np.int64))
             input_ids[row, : len(values)] = values
             labels[row, : len(values)] = values
+        inputs = {"input_ids": input_ids, "labels": labels}
         return MicroBatch(
             step=step,
-            inputs={
-                "input_ids": input_ids.to(self.device),
-                "labels": labels.to(self.device),
-            },
+            inputs={name: tensor.to(self.device) for name, tensor in inputs.items()},
             num_targets=int(self.targets[mine].sum()),
             global_targets=global_targets,
             digests=tuple(map(_digest, mine, samples)),

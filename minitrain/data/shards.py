@@ -52,14 +52,9 @@ class Samples:
 
     def sha256(self) -> str:
         """Return the SHA-256 of lengths and tokens."""
-        return _sha256_of(self.lengths(), [self.tokens])
-
-
-def _sha256_of(lengths: Int64s, tokens: Iterable[Tokens]) -> str:
-    digest = hashlib.sha256(lengths.tobytes())
-    for some in tokens:
-        digest.update(some.data)
-    return digest.hexdigest()
+        digest = hashlib.sha256(self.lengths().tobytes())
+        digest.update(self.tokens.data)
+        return digest.hexdigest()
 
 
 def make_shard(rank: int, world_size: int, samples: SliceableT) -> SliceableT:
@@ -107,7 +102,8 @@ def write_shards(folder: Path, samples: Samples, world_size: int) -> None:
         _write_rank(folder, samples, rank, world_size) for rank in range(world_size)
     ]
     _save(folder / "targets.npy", (samples.lengths() - 1).astype(np.uint32))
-    rebuilt = deal_back([_map_shard(folder, rank) for rank in range(world_size)])
+    shards = [_map_shard(folder, rank) for rank in range(world_size)]
+    rebuilt = deal_back(shards).sha256()
     if rebuilt != samples.sha256():
         raise EvidenceError(f"{folder}: the shards together are not the corpus")
     index = {
@@ -143,20 +139,11 @@ def _save(path: Path, array: npt.NDArray[Any]) -> None:
         np.save(file, array)
 
 
-def deal_back(shards: list[Samples]) -> str:
-    """Return the SHA-256 of the samples reassembled from the ``shards`` of all ranks:
-    :meth:`Samples.sha256` of the corpus only if the shards hold each sample once;
-    "unequal shards" if their sizes are not as :func:`make_shard` would make them.
-    """
-    total, world_size = sum(map(len, shards)), len(shards)
-    lengths = np.empty(total, np.int64)
-    for rank, shard in enumerate(shards):
-        fair = len(range(rank, total, world_size))
-        if len(shard) != fair or shard.offsets[-1] != len(shard.tokens):
-            return "unequal shards"
-        lengths[rank::world_size] = shard.lengths()
-    tokens = (shards[i % world_size][i // world_size] for i in range(total))
-    return _sha256_of(lengths, tokens)
+def deal_back(shards: list[Samples]) -> Samples:
+    """Return the samples reassembled from the ``shards`` of all ranks."""
+    world_size, total = len(shards), sum(map(len, shards))
+    samples = [shards[i % world_size][i // world_size] for i in range(total)]
+    return Samples(np.concatenate(samples), np.cumsum([0, *map(len, samples)]))
 
 
 def open_shard(folder: Path, rank: int) -> Samples:

@@ -7,7 +7,7 @@ which never occurs in UTF-8, marks both ends of a sample.
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 from minitrain.core.errors import UserError
 from minitrain.core.files import each_line, nearest_file
@@ -29,42 +29,27 @@ def read_corpus(path: Path) -> Iterator[dict[str, Any]]:
         near = nearest_file(path)
         raise UserError(f"{path}: no such file; corpus.source must name one{near}")
     has_objects = path.suffix == ".jsonl"
-    empty = True
-    with open(path, "rb") as file:
-        for number, raw in enumerate(_lines(path, file), start=1):
-            where = f"{path}:{number}"
-            if number == 1:
-                raw = raw.removeprefix(b"\xef\xbb\xbf")
-            line = _decoded(raw, where).strip()
-            if line:
-                empty = False
-                yield _parse_object(line, where) if has_objects else {"text": line}
+    where, empty = str(path), True
+    try:
+        with open(path, "rb") as file:
+            for number, raw in enumerate(each_line(file), start=1):
+                where = f"{path}:{number}"
+                encoding = "utf-8-sig" if number == 1 else "utf-8"
+                line = raw.decode(encoding).strip()
+                if line:
+                    empty = False
+                    yield _parse_object(line, where) if has_objects else {"text": line}
+    except (ValueError, RecursionError) as error:
+        what = "JSON" if has_objects else "UTF-8 text"
+        raise UserError(f"{where}: not valid {what}: {error}") from None
     if empty:
         raise UserError(f"{path}: holds no samples; at least one line is needed")
 
 
-def _lines(path: Path, file: IO[bytes]) -> Iterator[bytes]:
-    try:
-        yield from each_line(file)
-    except ValueError as error:
-        raise UserError(f"{path}: {error}: must hold one sample per line") from None
-
-
-def _decoded(raw: bytes, where: str) -> str:
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        byte = raw[error.start]
-        raise UserError(f"{where}: byte 0x{byte:02x} is not UTF-8") from None
-
-
 def _parse_object(line: str, where: str) -> dict[str, Any]:
-    try:
-        sample = json.loads(line)
-        # the corpus stage must be able to write it: no NaN, no lone surrogate
-        json.dumps(sample, allow_nan=False, ensure_ascii=False).encode("utf-8")
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{where}: not JSON: {error}") from None
+    sample = json.loads(line)
+    # the corpus stage must be able to write it: no NaN, no lone surrogate
+    json.dumps(sample, allow_nan=False, ensure_ascii=False).encode("utf-8")
     text = sample.get("text") if isinstance(sample, dict) else None
     if not isinstance(text, str) or not text.strip():
         raise UserError(f'{where}: must be an object with a sample under "text"')

@@ -7,9 +7,9 @@ of complements in ``minitrain.grammar.phrases.COMPLEMENTS``.
 
 import csv
 import io
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from minitrain.core.errors import UserError, did_you_mean
 from minitrain.core.files import MOST_OF_INDEX, require_regular
@@ -36,24 +36,26 @@ def load_verbs(path: Path) -> tuple[Verb, ...]:
     no complement. Raises UserError with file, line, column and value for an invalid
     table, and OSError if the file cannot be read.
     """
-    rows = _rows(path)
-    line, header = next(rows, (1, []))
-    if not {*COLUMNS} <= {*header} <= {*COLUMNS, OBJECTS} or len({*header}) < len(
-        header
-    ):
-        problem = f"the columns are {', '.join(map(repr, header)) or 'absent'}"
-        allowed = f"{', '.join(COLUMNS)} and optionally {OBJECTS}, each once"
-        raise _wrong(path, line, problem, allowed)
+    reader = csv.DictReader(io.StringIO(_text(path), newline=""), strict=True)
     verbs: dict[str, Verb] = {}
-    for line, row in rows:
-        verb = _verb(path, line, header, row)
-        if verb.lemma in verbs:
-            problem = f"column lemma: {verb.lemma!r} is a duplicate"
-            raise _wrong(path, line, problem, "each verb once")
-        verbs[verb.lemma] = verb
+    try:
+        columns = sorted(reader.fieldnames or ())
+        if columns not in (sorted(COLUMNS), sorted((*COLUMNS, OBJECTS))):
+            problem = f"the columns are {', '.join(map(repr, columns)) or 'absent'}"
+            allowed = f"{', '.join(COLUMNS)} and optionally {OBJECTS}, each once"
+            raise _wrong(path, 1, problem, allowed)
+        for cells in reader:
+            verb = _verb(path, reader.line_num, cells)
+            if verb.lemma in verbs:
+                problem = f"column lemma: {verb.lemma!r} is a duplicate"
+                raise _wrong(path, reader.line_num, problem, "each verb once")
+            verbs[verb.lemma] = verb
+    except csv.Error as error:
+        allowed = "cells separated by commas, quotes closed"
+        problem = f"not valid CSV ({error})"
+        raise _wrong(path, reader.reader.line_num, problem, allowed) from None
     if not verbs:
-        problem = "no verb follows the column names"
-        raise _wrong(path, line, problem, "one verb per line, at least one")
+        raise _wrong(path, 1, "no verb follows the column names", "at least one")
     return tuple(verbs.values())
 
 
@@ -61,36 +63,22 @@ def _wrong(path: Path, line: int, problem: str, allowed: str) -> UserError:
     return UserError(f"{path}:{line}: {problem}, allowed: {allowed}")
 
 
-def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
+def _text(path: Path) -> str:
     try:
-        data = require_regular(path, MOST_OF_INDEX).read_bytes()
-        text = data.decode("utf-8-sig")
+        return require_regular(path, MOST_OF_INDEX).read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
         allowed = f"a CSV table of verbs with the columns {', '.join(COLUMNS)}"
         raise UserError(f"{path}: no such file, allowed: {allowed}") from None
     except UnicodeDecodeError as error:
-        # error.start excludes the byte order mark, which has no line break
         line = error.object[: error.start].count(b"\n") + 1
         problem = f"byte 0x{error.object[error.start]:02x} is not UTF-8"
         raise _wrong(path, line, problem, "UTF-8 text") from None
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-    # report the first line of a row, since a quoted cell may span several
-    line = 1
-    try:
-        for row in reader:
-            if row:
-                yield line, row
-            line = reader.line_num + 1
-    except csv.Error as error:
-        allowed = "cells separated by commas, quotes closed"
-        raise _wrong(path, line, f"not valid CSV ({error})", allowed) from None
 
 
-def _verb(path: Path, line: int, header: list[str], row: list[str]) -> Verb:
-    if len(row) != len(header):
-        problem = f"{len(row)} fields ({','.join(row)!r})"
-        raise _wrong(path, line, problem, f"{len(header)}, one per column")
-    cells = dict(zip(header, row, strict=True))
+def _verb(path: Path, line: int, cells: dict[str, Any]) -> Verb:
+    if None in cells or None in cells.values():
+        problem = f"too few or too many cells ({', '.join(map(str, cells.values()))})"
+        raise _wrong(path, line, problem, "one per column")
     for column, value in cells.items():
         allowed = "lower-case letters, hyphens between them"
         right = all(p.isalpha() and p.islower() for p in value.split("-"))

@@ -11,8 +11,6 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -30,8 +28,8 @@ from minitrain.data.batches import MicroBatch, causal_lm_loss
 Loss = Callable[[nn.Module, Any], Tensor]
 # name of a user's loss in messages
 GIVEN = "loss(model, batch)"
-_LIBRARIES = ("<", sysconfig.get_path("stdlib"))
-_HERE = Path(__file__).parent
+_CALLER = causal_lm_loss.__code__.co_filename
+_LIBRARIES = ("<", sysconfig.get_path("stdlib"), __file__, _CALLER)
 # SystemExit: a model that calls sys.exit(0) must not look like a successful stage
 _FAILURES = (Exception, SystemExit)
 
@@ -64,11 +62,12 @@ def make_model(factory: Callable[[], Any], name: str) -> nn.Module:
 
 def _find_factory(params: Model) -> Callable[..., Any]:
     module_name, _, name = params.factory.rpartition(":")
-    where = module_name or params.file
+    where, path = module_name or params.file, Path(params.file)
+    if not module_name and not path.is_file():
+        near = nearest_file(path)
+        raise UserError(f"model.file = {params.file!r}: no such file{near}")
     try:
-        module = importlib.import_module(where) if module_name else _load(Path(where))
-    except UserError:
-        raise
+        module = importlib.import_module(where) if module_name else execute(path)
     except _FAILURES as error:
         key = "model.factory:" if module_name else "model.file"
         raise UserError(f"{key} {where}: {_cause(error)}") from error
@@ -82,21 +81,11 @@ def _find_factory(params: Model) -> Callable[..., Any]:
     return factory
 
 
-def _load(path: Path) -> ModuleType:
-    if not path.is_file():
-        near = nearest_file(path)
-        raise UserError(f"model.file = {str(path)!r}: no such file{near}")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise UserError(f"model.file = {str(path)!r}: must be a Python file")
-    return execute(path)
-
-
 def execute(path: Path) -> ModuleType:
     """Execute a user's Python file as a new module and return it; errors propagate."""
     spec = importlib.util.spec_from_file_location(f"user_file_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
+    if spec is None or spec.loader is None:
+        raise ImportError("must be a Python file")
     module = importlib.util.module_from_spec(spec)
     # dataclasses look up their module by name during its execution
     sys.modules[spec.name] = module
@@ -104,47 +93,31 @@ def execute(path: Path) -> ModuleType:
     return module
 
 
-class _Beside(MetaPathFinder):
-    # imports from one folder; an entry of sys.path would outlive the model
-
-    def __init__(self, folder: Path) -> None:
-        self._path = [str(folder)]
-
-    def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        # submodules are left to their package; a namespace package (a plain folder)
-        # must not shadow an installed package
-        spec = PathFinder.find_spec(name, self._path) if path is None else None
-        return spec if spec is not None and spec.loader is not None else None
-
-
 @contextmanager
 def neighbors_of(file: Path) -> Iterator[None]:
     """Context manager: imports in the body first search the folder of ``file``.
     Imported modules stay in ``sys.modules``.
     """
-    finder = _Beside(file.resolve().parent)
     # Python's cached folder listing may be stale
     importlib.invalidate_caches()
-    sys.meta_path.insert(0, finder)
+    folder = str(file.resolve().parent)
+    sys.path[:0] = [folder]
     try:
         yield
     finally:
-        sys.meta_path.remove(finder)
+        sys.path.remove(folder)
 
 
 def _cause(error: BaseException) -> str:
-    # adds the innermost line of user code
-    frames = traceback.extract_tb(error.__traceback__)
-    users = [frame for frame in frames if _is_users(frame.filename)]
-    place = f" ({users[-1].filename}:{users[-1].lineno})" if users else ""
+    # adds the innermost line that is in no library
+    files = [(f.filename, f.lineno) for f in traceback.extract_tb(error.__traceback__)]
+    users = [
+        f" ({file}:{line})"
+        for file, line in files
+        if not file.startswith(_LIBRARIES) and "site-packages" not in file
+    ]
+    place = users[-1] if users else ""
     return f"{type(error).__name__}: {' '.join(str(error).split())}{place}"
-
-
-def _is_users(file: str) -> bool:
-    # not a library, and of minitrain only this package's models
-    if file.startswith(_LIBRARIES) or "site-packages" in file or file == __file__:
-        return False
-    return _HERE in Path(file).parents or _HERE.parent not in Path(file).parents
 
 
 def try_model(
@@ -161,7 +134,9 @@ def try_model(
     0-dim tensor, or a parameter gets no finite dense gradient (stock DDP fails only at
     step 1). If ``may_leave_unused``, parameters without a gradient are accepted.
     """
-    _check_state(model)
+    for name, value in model.state_dict().items():
+        if not isinstance(value, Tensor) or is_lazy(value) or value.is_meta:
+            raise UserError(f"model: {name} in its state must be a tensor with values")
     value = computed_loss(model, batch, loss)
     trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
     if not trained or not value.requires_grad:
@@ -207,36 +182,23 @@ def computed_loss(model: nn.Module, batch: MicroBatch, loss: Loss | None) -> Ten
     try:
         found: Any = (loss or causal_lm_loss)(model, batch.inputs)
     except _FAILURES as error:
-        no_loss = isinstance(error, AttributeError) and error.name == "loss"
-        if isinstance(error, AttributeError) and (
+        if loss is None and isinstance(error, AttributeError) and error.name == "loss":
+            raise UserError(
+                "model: the output has no .loss; it must hold the mean over real "
+                "targets"
+            ) from None
+        of_wrapper = isinstance(error, AttributeError) and (
             isinstance(error.obj, Wrapped)
             or (error.name == "module" and error.obj is model)
-        ):
-            raise UserError(
-                f"{called}: reads model.{error.name}, but gets the wrapper "
-                "DistributedDataParallel (model.module) in a rank, and the plain model "
-                "in one process; minitrain.ddp.unwrap(model) is the model in both"
-            ) from None
-        if loss is not None or not no_loss:
-            raise UserError(f"{called}: {_cause(error)}") from error
+        )
+        hint = "; ranks pass the wrapper: use minitrain.ddp.unwrap(model)"
         raise UserError(
-            "model: the output has no .loss; it must hold the mean over real targets"
-        ) from None
-    if isinstance(found, Tensor) and found.dim() != 0:
-        shape = tuple(found.shape)
-        raise UserError(f"{value} is a tensor of shape {shape}; it must be 0-dim")
-    if isinstance(found, Tensor) and not found.is_floating_point():
-        raise UserError(f"{value} is of {found.dtype}; it must be floating point")
-    if not isinstance(found, Tensor) or not torch.isfinite(found):
-        plain = found is None or isinstance(found, float | int | Tensor)
-        shown = repr(found) if plain else f"a {type(found).__name__}"
-        raise UserError(f"{value} is {shown}; it must be one finite 0-dim tensor")
+            f"{called}: {_cause(error)}{hint if of_wrapper else ''}"
+        ) from error
+    must = "must be one finite 0-dim floating-point tensor"
+    if not isinstance(found, Tensor):
+        raise UserError(f"{value} is a {type(found).__name__}; it {must}")
+    if found.dim() or not found.is_floating_point() or not found.isfinite():
+        shown = repr(found) if found.dim() == 0 else f"of shape {tuple(found.shape)}"
+        raise UserError(f"{value} is {shown}; it {must}")
     return found
-
-
-def _check_state(model: nn.Module) -> None:
-    for name, value in model.state_dict().items():
-        if is_lazy(value):
-            raise UserError(f"model: {name} has no shape yet; it must not be lazy")
-        if not isinstance(value, Tensor) or value.is_meta:
-            raise UserError(f"model: {name} in its state must be a tensor with values")

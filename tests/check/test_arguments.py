@@ -159,10 +159,6 @@ GIVEN = "loss(model, batch)"
 EMPTY = "batches: is empty, must hold a global batch or more"
 ITERABLE = "must be an iterable of global batches"
 CUT = "which would not be cut; make it a tensor, or give it to the loss otherwise"
-WRAPPER = (
-    ", but gets the wrapper DistributedDataParallel (model.module) in a rank, and the "
-    "plain model in one process; minitrain.ddp.unwrap(model) is the model in both"
-)
 SYNCS = (
     "must be one of ddp, per_parameter, flat, reduce_scatter, fp16_compress, "
     "bf16_compress, powersgd, zero1, fsdp, invariant, shm, invariant_shm, "
@@ -187,7 +183,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "batches[0]: 8 samples cannot be cut into 9 parts (world_size or "
         "logical_shards, times grad_accumulation_steps)",
     ),
-    ({"loss": vector}, f"{GIVEN} is a tensor of shape (4,); it must be 0-dim"),
+    ({"loss": vector}, f"{GIVEN} is of shape (4,); it must be one finite 0-dim"),
     (
         {"loss": lambda model, batch: squares(model, batch).detach()},
         f"model: none of its parameters can be trained by {GIVEN}, which has no grad",
@@ -210,7 +206,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     # in a rank it reads the wrapper
     (
         {"factory": Scaled, "loss": lambda m, b: m(b[0]).sum() * m.logit_scale},
-        f"{GIVEN}: reads model.logit_scale{WRAPPER}",
+        f"{GIVEN}: AttributeError: 'Wrapped' object has no attribute 'logit_scale'",
     ),
     (
         {"factory": lambda: None},

@@ -151,7 +151,7 @@ def test_what_is_too_large_is_refused_before_it_is_read(tmp_path: Path) -> None:
     for read in (read_json, read_csv, load_params, load_verbs):
         assert "must be at most" in refusal(read, huge)
     assert "a line of more than 64 MiB" in refusal(read_jsonl, huge)
-    line = f"{huge}: a line of more than 64 MiB: must hold one sample per line"
+    line = f"{huge}: not valid UTF-8 text: a line of more than 64 MiB"
     assert refusal(list, read_corpus(huge)) == line
     assert require_regular(huge, 1 << 40) == huge
     assert "must be at most 4" in refusal(require_regular, huge, 4)

@@ -120,13 +120,6 @@ def test_ledger_counts_samples_and_those_that_come_twice() -> None:
     }
 
 
-def test_device_is_that_of_the_tensors(tmp_path: Path) -> None:
-    batches = rank_batches(tmp_path, 0, 1, ELEVEN)
-    batches.device = torch.device("meta")
-    (batch,) = batches.micro_batches(0)
-    assert all(tensor.is_meta for tensor in batch.inputs.values())
-
-
 def test_loss_is_that_of_the_model_in_every_epoch(tmp_path: Path) -> None:
     def model(**_: torch.Tensor) -> SimpleNamespace:
         return SimpleNamespace(loss=torch.tensor(2.0))

@@ -107,9 +107,6 @@ def test_hash_of_samples_knows_content_and_order() -> None:
 # the shard of rank r, from the original files
 FAULTS: dict[str, Callable[[list[Samples], int], Samples]] = {
     "overlapping": lambda shards, rank: shards[0],
-    "shortened": lambda shards, rank: (
-        samples_of(shard_texts(shards[0])[:-1]) if rank == 0 else shards[1]
-    ),
     "altered": lambda shards, rank: Samples(
         shards[rank].tokens ^ np.uint8(rank), shards[rank].offsets
     ),

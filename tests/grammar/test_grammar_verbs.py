@@ -38,15 +38,15 @@ BAD = [
     (f"{HEADER},object\n{GO},none\n", ":1", ["'object'"]),
     (f"{HEADER},past\n{GO},went\n", ":1", ["each once"]),
     (f"{HEADER}\n", ":1", ["no verb follows"]),
-    (f"{HEADER}\n{GO}\neat,eats,ate\n", ":3", ["3 fields", "eat,eats,ate", "5"]),
+    (f"{HEADER}\n{GO}\neat,eats,ate\n", ":3", ["too few", "eat, eats, ate"]),
     (f"{HEADER}\n{GO}\neat,eats,,eaten,eating\n", ":3", ["past:", "''"]),
     (f"{HEADER}\nGo,goes,went,gone,going\n", ":2", ["lemma", "'Go'"]),
     (f"{HEADER}\n{GO}\n\neat, eats,ate,eaten,eating\n", ":4", ["' eats'"]),
     (f"{HEADER}\nget,gets,got,got/gotten,getting\n", ":2", ["got/gotten"]),
     (f"{HEADER},objects\n{GO},foot\n", ":2", ["column objects", "'foot'", "food"]),
     (f"{HEADER}\n{GO}\n{EAT}\n\n{GO}\n", ":5", ["'go'", "each verb once"]),
-    (f'{HEADER}\n{GO}\n"eat,eats\nate,eaten,e\n', ":3", ["not valid CSV"]),
-    (f'{HEADER}\n"go\nes",goes,went,gone,going\n{EAT}\n', ":2", [r"'go\nes'"]),
+    (f'{HEADER}\n{GO}\n"eat,eats\nate,eaten,e\n', ":4", ["not valid CSV"]),
+    (f'{HEADER}\n"go\nes",goes,went,gone,going\n{EAT}\n', ":3", [r"'go\nes'"]),
 ]
 
 
