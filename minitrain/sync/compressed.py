@@ -18,16 +18,6 @@ from minitrain.sync.strategy import Traffic, num_bytes, trained, world
 RANK_OF_APPROXIMATION = 2
 # torch requires 2 or more, because DDP rebuilds its buckets after step 0
 FIRST_POWERSGD_STEP = 10
-# attributes of torch's PowerSGDState that change from step to step
-KEPT = (
-    "error_dict",
-    "p_memory_dict",
-    "q_memory_dict",
-    "iter",
-    "total_numel_before_compression",
-    "total_numel_after_compression",
-    "next_stats_report",
-)
 
 
 class Float16Compress(StockDDP):
@@ -94,16 +84,17 @@ class PowerSGD(StockDDP):
         return self._hook(self._state, bucket)
 
     def kept(self) -> dict[str, Any]:
-        state: Any = self._state.rng.get_state()
-        name, keys, *rest = state
-        numbers = [name, keys.tolist(), *rest]
-        return {"rng": numbers} | {name: getattr(self._state, name) for name in KEPT}
+        rng: Any = self._state.rng.get_state()
+        name, keys, *rest = rng
+        slots = {*self._state.__slots__} - {"process_group", "rng"}
+        kept = {slot: getattr(self._state, slot) for slot in slots}
+        return {**kept, "rng": [name, keys.tolist(), *rest]}
 
     def restore(self, kept: dict[str, Any]) -> None:
         name, keys, *rest = kept["rng"]
         self._state.rng.set_state((name, np.array(keys, np.uint32), *rest))
-        for name in KEPT:
-            setattr(self._state, name, kept[name])
+        for slot in kept.keys() - {"rng"}:
+            setattr(self._state, slot, kept[slot])
 
     def traffic(self) -> Traffic:
         # torch's hook knows only the mean rate over the steps so far

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from itertools import accumulate, count
+from itertools import accumulate, pairwise
 from typing import ClassVar
 
 import torch
@@ -46,26 +46,16 @@ class OneCopy(Flat):
         super().set_up()
         _refuse_aliases(self.model)
         named, trained = dict(self.model.named_parameters()), self._trained
-        if len(trained) < self.world_size:
-            raise UserError(
-                f"train.sync = 'one_copy': {len(trained)} trained parameters for "
-                f"{self.world_size} processes: must be at least one for each"
-            )
         owners = _owners(trained, self.world_size)
         self._own = [name for name in trained if owners[name] == self.rank]
         sizes = (-(-p.nbytes // ALIGNMENT) * ALIGNMENT for p in named.values())
         *starts, size = accumulate(sizes, initial=0)
         places = dict(zip(named, starts, strict=True))
-        limit = group_timeout_s()
-        # after the rows, one byte per parameter counts how often it was added up
-        end = size * (1 + self.world_size)
-        self._links, memory = meet(self.group, end + len(trained), limit)
-        self._memory, self._counts = memory, dict(zip(trained, count(end)))
+        whole_size = size * (1 + self.world_size)
+        self._links, memory = meet(self.group, whole_size, group_timeout_s())
 
         def view(name: str, line: int) -> Tensor:
             like, place = named[name], line * size + places[name]
-            if not like.numel():
-                return torch.empty_like(like)
             # a separate storage, because torch.save writes whole storages
             flat = torch.frombuffer(
                 memory, dtype=like.dtype, count=like.numel(), offset=place
@@ -126,24 +116,19 @@ class OneCopy(Flat):
         # parameters that got their last gradient in an earlier micro-step
         for name in [n for n in self._trained if n not in self._written]:
             self._write(name)
-        for name in self._terms:
-            self._memory[self._counts[name]] = 0
         self.trace.computed_ns = called = time.perf_counter_ns()
         self._links.barrier(b"rows")
         for name in self._own:
             terms = [*self._terms[name]]
             terms[self.rank] = self._gradient(name)
             tree_sum(terms, out=self._sums[name])
-            self._memory[self._counts[name]] += 1
         self._links.barrier(b"sums")
         for name, parameter in self._trained.items():
             parameter.grad = self._sums[name]
         done = time.perf_counter_ns()
         for names in self.buckets():
-            added = [n for n in names for _ in range(self._memory[self._counts[n]])]
-            size = num_bytes(self._trained[name] for name in added)
-            if added:
-                self.trace.events.append(BucketEvent(tuple(added), size, called, done))
+            size = num_bytes(self._trained[name] for name in names)
+            self.trace.events.append(BucketEvent(tuple(names), size, called, done))
 
     def agree_on_overflow(self, found: Tensor) -> None:
         self._agreed = {"all_reduce": (1, found.nbytes)}
@@ -159,9 +144,7 @@ class OneCopy(Flat):
         return optimizer
 
     def on_step(self) -> None:
-        """Hook that the optimizer calls at the end of its step: wait until all ranks
-        have stepped their parameters. Collective.
-        """
+        """Wait until all ranks have stepped their parameters (the optimizer's hook)."""
         start = time.perf_counter_ns()
         self._links.barrier(b"step")
         self.trace.optimizer_ns = time.perf_counter_ns() - start
@@ -184,28 +167,15 @@ class OneCopy(Flat):
 
 def _refuse_aliases(model: nn.Module) -> None:
     # a tensor that moves to the memory no longer changes with one that stays
-    named = dict(model.named_parameters())
-    tensors = [*model.named_buffers(), *named.items()]
-    spans = sorted((t.data_ptr(), _end(t), n) for n, t in tensors if t.numel())
-    # what reaches furthest so far: of all tensors, and of the parameters
-    last = last_parameter = (0, "")
-    for start, end, name in spans:
-        is_parameter = name in named
-        reaches, other = last if is_parameter else last_parameter
-        if start < reaches:
+    parameters = dict(model.named_parameters())
+    tensors = [*parameters.items(), *model.named_buffers()]
+    spans = sorted((t.data_ptr(), t.data_ptr() + t.nbytes, n) for n, t in tensors)
+    for (_, end, name), (start, _, other) in pairwise(spans):
+        if start < end and (name in parameters or other in parameters):
             raise UserError(
-                f"train.sync = 'one_copy': {name} and {other} share memory: they must "
+                f"train.sync = 'one_copy': {other} and {name} share memory: they must "
                 "be one Parameter, or separate tensors; else use shm"
             )
-        last = max(last, (end, name))
-        if is_parameter:
-            last_parameter = max(last_parameter, (end, name))
-
-
-def _end(tensor: Tensor) -> int:
-    steps = zip(tensor.shape, tensor.stride(), strict=True)
-    length = 1 + sum((size - 1) * stride for size, stride in steps)
-    return tensor.data_ptr() + length * tensor.itemsize
 
 
 def _owners(parameters: Mapping[str, Tensor], world_size: int) -> dict[str, int]:

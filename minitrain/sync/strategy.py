@@ -1,7 +1,7 @@
 """Base class of strategies: methods that the training loop calls in order."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -101,10 +101,9 @@ class Strategy:
         """
         return nullcontext()
 
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
+    def no_sync(self) -> AbstractContextManager[None]:
         """Context manager: passes in the body do not synchronize gradients."""
-        yield
+        return nullcontext()
 
     def reduce(self) -> None:
         """Synchronize all gradients that the backward passes have not synchronized.

@@ -426,26 +426,16 @@ def test_overflow_on_one_rank_skips_the_step_on_all(name: str) -> None:
     assert precision_rung([], []).verdict == "breach"
 
 
-class Blocks(nn.Module):
-    """Layers in nested containers, of which one is shared."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        own = (nn.Linear(3, 3) for _ in range(3))
-        self.pairs = nn.ModuleList([nn.ModuleList([next(own)]), nn.Dropout(0.0)])
-        self.named = nn.ModuleList([nn.ModuleDict({"layer": next(own)})])
-        self.shared = nn.ModuleList([next(own)] * 3)
-        self.head = nn.Linear(3, 1)
-
-
 def test_layers_of_nested_containers_are_sharded_once() -> None:
-    model = Blocks()
-    found = list(dict.fromkeys(_layers(model)))
-    layers = model.pairs[0][0], model.pairs[1], model.named[0]["layer"], model.shared[0]
-    assert found == [*layers]
+    model: Any = nn.Module()
+    one, two, three, model.head = (nn.Linear(3, 3) for _ in range(4))
+    model.pairs = nn.ModuleList([nn.ModuleList([one]), nn.Dropout(0.0)])
+    model.named = nn.ModuleList([nn.ModuleDict({"layer": two})])
+    model.shared = nn.ModuleList([three] * 3)
+    assert [*dict.fromkeys(_layers(model))] == [one, model.pairs[1], two, three]
     with distributed():
         sync: Any = find_strategy("fsdp")(model, Defaults())
-        assert len(sync._layer_bytes) == len(layers)
+        assert len(sync._layer_bytes) == 4
 
 
 @pytest.mark.filterwarnings("ignore:.* is deprecated:FutureWarning")
