@@ -24,7 +24,6 @@ from minitrain.core.provenance import usable_cores
 from minitrain.sync.catalog import PLAIN
 from minitrain.sync.strategy import world
 from minitrain.train.config import config_of
-from minitrain.train.loop import train
 from minitrain.train.observer import Observer, StepObserver
 from minitrain.train.worker import Worker
 
@@ -97,7 +96,7 @@ class Contestant:
 
     def train(self, steps: Iterable[int]) -> None:
         """Run these training ``steps``. Collective over the arm's group."""
-        train(self.worker, steps)
+        self.worker.train(steps)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Return the full state of the unwrapped model. Collective."""

@@ -16,7 +16,6 @@ from minitrain.core.params import Params
 from minitrain.data.cut import tensors_of
 from minitrain.sync.strategy import Traffic
 from minitrain.train.config import RunConfig, config_of
-from minitrain.train.loop import train
 from minitrain.train.precision import Precision
 from minitrain.train.rng import untouched_random_state
 from minitrain.train.worker import Worker
@@ -92,9 +91,9 @@ def count_step(
     with distributed() as (_, world_size):
         folder = shards / f"world-{world_size}"
         worker = Worker(config_of(params, folder, world_size))
-        train(worker, range(steps_before))
+        worker.train(range(steps_before))
         with CollectiveLedger() as ledger:
-            train(worker, [steps_before])
+            worker.train([steps_before])
         expected = worker.sync.traffic()
         worker.close()
     return ledger.traffic, expected

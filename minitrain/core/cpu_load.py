@@ -45,12 +45,6 @@ class Usage:
             switches += ended.ru_nivcsw
         return cls(at, busy, steal, own, switches)
 
-    def plus(self, other: "Usage") -> "Usage":
-        """Return the sum of two usages (from :meth:`since`) of successive intervals."""
-        pairs = zip(astuple(self), astuple(other), strict=True)
-        both: list[Any] = [None if None in pair else sum(pair) for pair in pairs]
-        return Usage(*both)
-
     def since(self, before: "Usage") -> "Usage":
         """Return the usage since ``before``; ``at_s`` becomes the elapsed time."""
         pairs = zip(astuple(self), astuple(before), strict=True)

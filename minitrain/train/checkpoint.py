@@ -13,9 +13,10 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,6 @@ STEP = "step-"
 # a stage that is stopped exits within ten seconds
 WAIT_S = 15.0
 POLL_S = 0.1
-# folders that this process has locked, with their descriptors
-_held: dict[Path, int] = {}
 
 
 @dataclass(frozen=True)
@@ -55,12 +54,8 @@ class Checkpoints:
 
     def save(self, step: int, kept: Kept) -> None:
         """Write ``kept``, this rank's state after ``step`` steps, then remove all but
-        the ``keep`` newest checkpoints up to ``step``. Collective. An error on one rank
-        is raised on all ranks, and leaves earlier checkpoints unchanged.
-
-        Raises:
-            UserError: A disk is full.
-            OSError: A rank cannot write.
+        the ``keep`` newest checkpoints up to ``step``. Collective. An OSError or
+        UserError (full disk) of one rank is raised on all, before any is removed.
         """
         checkpoint = self.folder / f"{STEP}{step}"
         try:
@@ -80,8 +75,8 @@ class Checkpoints:
         write_json(checkpoint / MANIFEST, {**about, OWN_SUM: sum_of(about)})
         # later ones were refused, or the run would have resumed from them
         steps = steps_in(self.folder)
-        usable = [one for one in steps if one <= step]
-        for one in {*steps} - {*usable[: self.keep]}:
+        first = steps.index(step)
+        for one in [*steps[:first], *steps[first + self.keep :]]:
             shutil.rmtree(self.folder / f"{STEP}{one}", ignore_errors=True)
 
     def begin(self) -> bool:
@@ -90,23 +85,25 @@ class Checkpoints:
         process holds the lock for 15 s (or half the group's timeout, if shorter).
         """
         only_first(lambda: _lock(self.folder))
+        # a run that was waited for has removed it
+        only_first(lambda: self.folder.mkdir(parents=True, exist_ok=True))
         return all(who_sees(self.folder))
 
-    def newest(self, below: int | None = None) -> Path | None:
-        """Return :func:`newest_whole` of this run, equal on all ranks. Collective."""
-        ours = dict(self.identity)
-        return only_first(
-            lambda: newest_whole(self.folder, lambda found: found == ours, below)
-        )
+    def newest(self) -> Path | None:
+        """Return the newest complete checkpoint of this run, or None. Collective."""
+        return only_first(self._newest)
+
+    def _newest(self) -> Path | None:
+        for checkpoint, identity in whole_in(self.folder):
+            if identity == dict(self.identity):
+                return checkpoint
+            note(f"checkpoint not used: {checkpoint}: another run's")
+        return None
 
     def forget(self) -> None:
-        """Remove all checkpoints of the run, once it has ended. Call it on one rank."""
+        """Remove all checkpoints of the run, and parent folders that become empty."""
         shutil.rmtree(self.folder, ignore_errors=True)
-        self.remove_empty()
-
-    def remove_empty(self) -> None:
-        """Remove the folder and its two parents if they are empty."""
-        for folder in (self.folder, *self.folder.parents[:2]):
+        for folder in self.folder.parents[:2]:
             with suppress(OSError):
                 folder.rmdir()
 
@@ -122,48 +119,33 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix(STEP))
 
 
-def newest_whole(
-    folder: Path, is_ours: Callable[[Manifest], bool], below: int | None = None
-) -> Path | None:
-    """Return the newest complete checkpoint in ``folder`` whose identity ``is_ours``
-    accepts, of fewer steps than ``below`` (if given); None if there is none. Print a
-    line on stderr for each newer checkpoint that is damaged or not accepted.
+def whole_in(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yield the complete checkpoints in ``folder``, each with the identity of its run,
+    newest first. Print a line on stderr for each that is damaged.
     """
     for step in steps_in(folder):
-        if below is not None and step >= below:
-            continue
         checkpoint = folder / f"{STEP}{step}"
         try:
             identity = read_manifest(checkpoint)["identity"]
         except UserError as error:
             note(f"checkpoint not used: {error}")
-            continue
-        if is_ours(identity):
-            return checkpoint
-        note(f"checkpoint not used: {checkpoint}: another run's")
-    return None
+        else:
+            yield checkpoint, identity
 
 
 def read_manifest(checkpoint: Path) -> Manifest:
     """Check the hash of every file of a checkpoint and return its manifest. Raises
     UserError if a file is missing or has changed.
     """
-    file = checkpoint / MANIFEST
-    try:
-        manifest: Manifest = read_json(file)
-        _require(manifest.pop(OWN_SUM) == sum_of(manifest))
-        _require(manifest["step"] == step_of(checkpoint))
-        for name, sha256 in manifest["files"].items():
-            file = checkpoint / name
-            _require(sha256_file(file) == sha256)
-    except (OSError, UserError, LookupError, TypeError, AttributeError, ValueError):
-        raise UserError(f"{file}: missing or damaged") from None
-    return manifest
-
-
-def _require(whole: bool) -> None:
-    if not whole:
-        raise ValueError
+    # a damaged manifest may hold anything
+    with suppress(Exception):
+        manifest: Manifest = read_json(checkpoint / MANIFEST)
+        own_sum, files = manifest.pop(OWN_SUM), manifest["files"]
+        found = {name: sha256_file(checkpoint / name) for name in files}
+        is_whole = own_sum == sum_of(manifest) and found == files
+        if is_whole and manifest["step"] == step_of(checkpoint):
+            return manifest
+    raise UserError(f"{checkpoint}: incomplete or damaged")
 
 
 def load_rank(checkpoint: Path, rank: int | None = None) -> Kept:
@@ -195,33 +177,25 @@ def _write(path: Path, kept: Kept) -> tuple[str, str]:
     return path.name, sha256_file(path)
 
 
-def _lock(folder: Path) -> None:
+# the descriptor stays open, and the folder locked, until this process exits
+@cache
+def _lock(folder: Path) -> int:
+    folder.mkdir(parents=True, exist_ok=True)
+    for above in list(folder.parents)[:3]:
+        # a power cut must not lose the way to it
+        fsync(above)
+    descriptor = os.open(folder, os.O_RDONLY)
     # after DVC was killed, its stage may still be exiting when the next one begins
     # the other ranks wait meanwhile, and not longer than the group's limit
     deadline = time.monotonic() + min(WAIT_S, group_timeout_s() / 2)
-    while not _is_locked(folder):
+    while True:
+        with suppress(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return descriptor
         if time.monotonic() > deadline:
+            os.close(descriptor)
             raise UserError(
                 f"{folder}: another process trains this very run and writes its "
                 "checkpoints there; wait for it, or end it"
             )
         time.sleep(POLL_S)
-
-
-def _is_locked(folder: Path) -> bool:
-    # its holder may remove it at any moment
-    with suppress(FileNotFoundError):
-        folder.mkdir(parents=True, exist_ok=True)
-        for above in list(folder.parents)[:3]:
-            # a power cut must not lose the way to it
-            fsync(above)
-        descriptor = _held.pop(folder.resolve(), None) or os.open(folder, os.O_RDONLY)
-        with suppress(BlockingIOError, FileNotFoundError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # a folder that its holder has just removed is not the one in this place
-            if os.path.samestat(os.fstat(descriptor), folder.stat()):
-                # open, and so locked, until this process exits
-                _held[folder.resolve()] = descriptor
-                return True
-        os.close(descriptor)
-    return False

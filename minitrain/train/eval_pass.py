@@ -6,7 +6,6 @@ The witness (an independent check) compares the gradient with the gradient of on
 batch. With a precision of 16 bits there are two passes, one of them in float32.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from types import SimpleNamespace
 
@@ -15,9 +14,8 @@ from torch import Tensor
 
 from minitrain.comm.collective_calls import everyone
 from minitrain.sync.ddp_buckets import StockDDP
-from minitrain.sync.strategy import Strategy, trained
+from minitrain.sync.strategy import trained
 from minitrain.train.config import RunConfig
-from minitrain.train.loop import train
 from minitrain.train.observer import Observer
 from minitrain.train.precision import Precision
 from minitrain.train.rng import untouched
@@ -31,15 +29,13 @@ from minitrain.train.step_record import (
 from minitrain.train.worker import Worker
 
 # an optimizer that changes nothing
-NO_STEP = SimpleNamespace(step=lambda: None, zero_grad=lambda: None)
+NO_STEP = SimpleNamespace(step=lambda: None)
 
 
 class GradientObserver(Observer):
     """Observer that stores the losses and synchronized gradients of the last step."""
 
-    def __init__(self, worker: Worker) -> None:
-        super().__init__(worker)
-        self.gradients: dict[str, Tensor] = {}
+    gradients: dict[str, Tensor]
 
     def before_step(self) -> None:
         self.gradients = whole_copies(gradients_of(self.worker.model))
@@ -97,19 +93,15 @@ def _why_not(worker: Worker, step: int) -> str:
 
 
 def _uneven_step(rows: Sequence[Row]) -> int:
-    # the last step at which ranks, shards or micro-batches have unequal numbers of
-    # targets, else the last step; the same on all ranks
+    # the last step at which ranks or micro-batches have unequal numbers of targets,
+    # else the last step; the same on all ranks
     fed = (row for row in rows if row["kind"] == "fed")
-    mine = [[(part["shard"], part["targets"]) for part in row["parts"]] for row in fed]
+    mine = [[part["targets"] for part in row["parts"]] for row in fed]
     steps = [*zip(*everyone(lambda: mine), strict=True)]
     for step in reversed(range(len(steps))):
-        sums: Counter[tuple[int, ...]] = Counter()
-        for rank, own in enumerate(steps[step]):
-            for number, (shard, targets) in enumerate(own):
-                for level in ((rank,), (rank, shard), (rank, shard, number)):
-                    sums[level] += targets
-        levels = ({n for key, n in sums.items() if len(key) == k} for k in (1, 2, 3))
-        if any(len(level - {0}) > 1 for level in levels):
+        of_ranks = {sum(own) for own in steps[step]}
+        of_parts = {targets for own in steps[step] for targets in own}
+        if any(len(counts - {0}) > 1 for counts in (of_ranks, of_parts)):
             return step
     return len(steps) - 1
 
@@ -119,7 +111,10 @@ def unwatched_gradients(config: RunConfig, device: torch.device | None) -> Row |
     hook, to show that the hook changes no bits; None for other strategies. Collective.
     Call it before the worker that trains is built.
     """
-    if not (is_torchs_ddp(config.sync) and config.tuning.overlap):
+    sync = config.sync
+    if not issubclass(sync, StockDDP) or sync.needs_hook or not config.tuning.overlap:
+        return None
+    if sync.sum_over_ranks is not StockDDP.sum_over_ranks:
         return None
     worker = Worker(config, device=device, timed=False)
     seen = _once(worker, 0)
@@ -130,14 +125,7 @@ def unwatched_gradients(config: RunConfig, device: torch.device | None) -> Row |
     return {"kind": "unwatched", "step": 0, "gradients": hashes}
 
 
-def is_torchs_ddp(sync: type[Strategy]) -> bool:
-    """Return whether ``sync`` is unchanged DDP, except for a hook that takes times."""
-    if not issubclass(sync, StockDDP) or sync.needs_hook:
-        return False
-    return sync.sum_over_ranks is StockDDP.sum_over_ranks
-
-
 def _once(worker: Worker, step: int) -> GradientObserver:
     observer = worker.observer = GradientObserver(worker)
-    train(worker, [step])
+    worker.train([step])
     return observer

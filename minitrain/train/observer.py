@@ -2,8 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import astuple
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -27,9 +26,15 @@ LISTS = ("losses", "digests", "timings")
 
 
 class Observer:
-    """Base class of observers: hooks that do not change what is computed. The training
-    loop calls :meth:`begin` to :meth:`after_step` in this order. This class keeps only
-    the losses of the last step, for speed comparisons.
+    """Base class of observers, which do not change what is computed: it keeps only the
+    losses of the last step, for speed comparisons. :meth:`Worker.train` calls hooks in
+    this order, those of the passes for each micro-batch:
+
+        begin(step), after_data(micro_batches), before_forward(), after_forward(loss),
+        after_backward(), after_reduce(), before_step(), after_step()
+
+    ``loss`` is 0-dim and not yet weighted. Gradients are synchronized at
+    ``after_reduce``, unscaled at ``before_step``, and cleared at ``after_step``.
     """
 
     def __init__(self, worker: "Worker") -> None:
@@ -37,54 +42,38 @@ class Observer:
         self._micro_batches: Sequence[MicroBatch] = ()
         self._losses: list[Tensor] = []
 
-    def begin(self, step: int) -> None:
-        """Called when ``step`` begins."""
+    def _nothing(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    begin = before_forward = after_backward = _nothing
+    after_reduce = before_step = after_step = restore = _nothing
 
     def after_data(self, micro_batches: Sequence[MicroBatch]) -> None:
-        """Called with the step's micro-batches of this rank, in order."""
         self._micro_batches, self._losses = micro_batches, []
 
-    def before_forward(self) -> None:
-        """Called before the forward pass of a micro-batch."""
-
     def after_forward(self, loss: Tensor) -> None:
-        """Called with the loss of the micro-batch, 0-dim and not yet weighted."""
         self._losses.append(loss)
-
-    def after_backward(self) -> None:
-        """Called after the backward pass of the micro-batch."""
-
-    def after_reduce(self) -> None:
-        """Called when the gradients of the step are synchronized."""
-
-    def before_step(self) -> None:
-        """Called with synchronized and unscaled gradients, before the optimizer."""
-
-    def after_step(self) -> None:
-        """Called after the optimizer's step, when gradients are cleared."""
 
     def shares(self) -> list[float]:
         """Return :func:`shares_of_loss` of the last step; may wait for a GPU."""
         return shares_of_loss(self._losses, self._micro_batches)
 
     def kept(self) -> Row:
-        """Return the observations so far, for a checkpoint, as values of JSON."""
+        """Return the observations so far, for a checkpoint, as values of JSON;
+        ``restore(kept)`` continues from them.
+        """
         return {}
 
     def sampled(self) -> dict[str, Tensor]:
         """Return sampled tensors by name, for the witness (default: none)."""
         return {}
 
-    def restore(self, kept: Row) -> None:
-        """Continue from ``kept``, the observations that :meth:`kept` returned."""
-
 
 class StepObserver(Observer):
     """Time every step, and hash recorded steps outside of timed regions.
 
     Args:
-        worker: The worker to observe.
-        watches: Repeat the backward pass of some steps without communication, to time
+        watches: Repeat the backward pass of some steps without communication, and time
             it separately.
         keep: Step whose tensors are kept in memory (:class:`StepRecord`), if any.
         records: Hash steps, and write a heartbeat; else only take times.
@@ -110,18 +99,17 @@ class StepObserver(Observer):
         # a checkpoint was written or read since the last step
         self._was_interrupted = False
         self._records = records
-        # the usage before: of the processes that this one resumes
-        self._began, self._used_before = Usage.now(), Usage(0.0, 0.0, 0.0, 0.0, 0)
+        self._began = Usage.now()
         self.place = my_heartbeat() if records else Heartbeat()
 
     def kept(self) -> Row:
         self._was_interrupted = True
         lists = {name: getattr(self.result, name) for name in LISTS}
-        return lists | {"used": astuple(self.usage())} | self.recorder.kept()
+        return lists | self.recorder.kept()
 
     def usage(self) -> Usage:
-        """Return the CPU usage in training, summed over all processes of this rank."""
-        return Usage.now().since(self._began).plus(self._used_before)
+        """Return the CPU usage since this process began to train."""
+        return Usage.now().since(self._began)
 
     def sampled(self) -> dict[str, Tensor]:
         # their hashes are compared between ranks, so one rank's are enough
@@ -131,7 +119,6 @@ class StepObserver(Observer):
         self._was_interrupted = True
         for name in LISTS:
             setattr(self.result, name, kept[name])
-        self._used_before = Usage(*kept["used"])
         self.recorder.restore(kept)
 
     def begin(self, step: int) -> None:

@@ -3,7 +3,6 @@
 import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ from minitrain.train.step_record import (
     mean_losses,
     rows_of,
     save_tensors,
-    write_tensors,
 )
 
 
@@ -41,14 +39,12 @@ def write_state(folder: Path, state: Mapping[str, Tensor]) -> None:
         save_tensors(folder / name(rank), state)
     for other in (other for other, near in enumerate(sees) if not near):
         if rank == other:
-            bytes_of_file = BytesIO()
-            write_tensors(bytes_of_file, state)
-            dist.send_object_list([bytes_of_file.getvalue()], dst=0)
+            sent: list[Any] = [{key: tensor.cpu() for key, tensor in state.items()}]
+            dist.send_object_list(sent, dst=0)
         elif rank == 0:
-            sent: list[Any] = [b""]
+            sent = [None]
             dist.recv_object_list(sent, src=other)
-            with open_atomic(folder / name(other), "wb") as file:
-                file.write(sent[0])
+            save_tensors(folder / name(other), sent[0])
 
 
 def write_run(

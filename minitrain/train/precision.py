@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,7 +10,6 @@ from torch import Tensor
 from minitrain.comm.torch_private import overflows_of
 from minitrain.core.params import PrecisionName
 
-PRECISIONS: tuple[PrecisionName, ...] = get_args(PrecisionName)
 SIXTEEN_BITS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 

@@ -29,8 +29,7 @@ from minitrain.train.identity import checkpoints_of, same_on_all_hosts
 from minitrain.train.observer import StepObserver, watches_parts
 from minitrain.train.outputs import write_run, write_state
 from minitrain.train.precision import Precision
-from minitrain.train.reshard import begin_with
-from minitrain.train.resume import run_through
+from minitrain.train.resume import begin_with, run_through
 from minitrain.train.step_record import TrainResult
 from minitrain.train.worker import Worker
 
@@ -84,16 +83,9 @@ def preflight(job: Job, ranks_here: int | None = None) -> None:
     torch.set_num_threads(job.params.train.threads_per_process)
     config = config_of(job.params, job.shards, job.world_size)
     batches = config.batches([0], config.num_shards(job.world_size))
-    model = config.start_model(0)
-    for name, parameter in trained(model).items():
-        if config.fused_optimizer and not parameter.is_floating_point():
-            raise UserError(
-                f"train.fused_optimizer = true: parameter {name} is of "
-                f"{parameter.dtype}: must be false, or all be floating point"
-            )
     with Precision(config.precision).autocast():
         try_model(
-            model,
+            config.start_model(0),
             batches.micro_batches(0)[0],
             may_leave_unused=config.tuning.find_unused_parameters,
         )
@@ -101,7 +93,7 @@ def preflight(job: Job, ranks_here: int | None = None) -> None:
 
 def train_rank(job: Job, launcher: str) -> None:
     """Run one rank of ``job``, from joining the process group to writing the output.
-    ``launcher``, a name, is only recorded. Raises UserError if a loss is not finite.
+    ``launcher``, a name, is only recorded.
     """
     threads = job.params.train.threads_per_process
     torch.set_num_threads(threads)
@@ -157,16 +149,12 @@ def run_rank(
     """Train one rank of the process group and return its results. Collective.
 
     Args:
-        config: Description of the run.
         device: Device of this rank; None for the CPU.
         observer: Called with the worker; returns its observer.
         inject: Function that injects a fault into the worker, to test the checks.
         states: Folder on rank 0's host for the final state; None to return it.
         checkpoints: Checkpoints to continue from and to write; None for none.
         show: Name of a progress bar; empty for none.
-
-    Raises:
-        UserError: A loss is not finite.
     """
     place = my_heartbeat()
     place.enter("setup")

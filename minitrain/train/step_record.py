@@ -2,10 +2,10 @@
 
 A row is a dict, a line of hashes.jsonl. Kinds of rows: ``batch`` (every step: hash of
 the global batch), ``fed`` (every step: inputs of each rank's model), ``tensors``
-(recorded steps, see :func:`recorded_steps`: hash of every gradient before the optimizer
-and of every parameter and buffer after it, on each rank), ``buckets`` (when the layout
-changes), ``forward`` (once: whether the forward pass depends only on its samples),
-``collectives`` (:mod:`minitrain.bench.ledger`); ``probe``, ``no probe``, ``unwatched``
+(recorded steps: hash of every gradient before the optimizer and of every parameter and
+buffer after it, on each rank), ``buckets`` (when the layout changes), ``forward``
+(once: whether the forward pass depends only on its samples), ``collectives``
+(:mod:`minitrain.bench.ledger`); ``probe``, ``no probe``, ``unwatched``
 (:mod:`minitrain.train.eval_pass`).
 """
 
@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -138,6 +138,12 @@ class StepRecord:
         for name, tensor in whole_copies(tensors).items():
             self.sampled[f"{step}/{kind}/{name}"] = tensor
 
+    def _copy(self, step: int, kind: str, tensors: Tensors) -> None:
+        if step in self.sampled_steps:
+            self._sample(step, kind, tensors)
+        if step == self._keep:
+            self.values[kind] = whole_copies(tensors)
+
     def layout(self, step: int, trace: SyncTrace) -> None:
         """Add a ``buckets`` row (layout, ranks of each host) if the buckets changed."""
         layout = [
@@ -157,10 +163,7 @@ class StepRecord:
         gradients = gradients_of(self._model)
         hashes = {name: sha256_tensor(grad) for name, grad in gradients.items()}
         self.rows.append({"kind": "tensors", "step": step, "gradients": hashes})
-        if step in self.sampled_steps:
-            self._sample(step, "gradients", gradients)
-        if step == self._keep:
-            self.values["gradients"] = whole_copies(gradients)
+        self._copy(step, "gradients", gradients)
 
     def own_gradients(self, step: int, gradients: Sequence[Tensors]) -> None:
         """Copy each shard's ``gradients`` to ``values`` if ``step`` is to be kept."""
@@ -180,17 +183,14 @@ class StepRecord:
         row["buffers"] = self._buffer_hashes()
         if precision:
             row["precision"] = precision
-        own: list[Row] = [{}]
-        if ranks is not None:
-            hashes = map(self._buffer_hashes, ranks)
-            own = [{"rank": rank, "buffers": one} for rank, one in enumerate(hashes)]
-        self.rows += [{**row, **one} for one in own]
+        if ranks is None:
+            self.rows.append(row)
+        for rank, buffers in enumerate(ranks or ()):
+            hashes = self._buffer_hashes(buffers)
+            self.rows.append({**row, "rank": rank, "buffers": hashes})
         if step == EARLY_STEP:
             self._sample("early", "state", self._model.state_dict())
-        if step in self.sampled_steps:
-            self._sample(step, "after", parameters)
-        if step == self._keep:
-            self.values["after"] = whole_copies(parameters)
+        self._copy(step, "after", parameters)
 
     def _buffer_hashes(self, buffers: Buffers | None = None) -> dict[str, str]:
         names = [name for name, _ in self._model.named_buffers()]
@@ -236,18 +236,13 @@ def sample_names(inputs: Any) -> list[str]:
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Save tensors in a file whose bytes depend only on their names and contents."""
-    with open_atomic(path, "wb") as file:
-        # through a file object: given a path, torch stores the file's name inside
-        write_tensors(file, tensors)
-
-
-def write_tensors(file: IO[bytes], tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors to an open file, in the format of :func:`save_tensors`."""
     copies = {
         name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
         for name, tensor in tensors.items()
     }
-    torch.save(copies, file)
+    with open_atomic(path, "wb") as file:
+        # through a file object: given a path, torch stores the file's name inside
+        torch.save(copies, file)
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ state, and on the process's random generators if ``streams`` is None.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -64,6 +64,31 @@ class Worker:
         self.precision = Precision(config.precision, self.device.type)
         self.observer = observer(self)
 
+    def train(self, steps: Iterable[int]) -> None:
+        """Train for ``steps`` (step numbers from 0), and call the observer's hooks.
+        Collective. Raises their errors, such as UserError if a loss is not finite.
+        """
+        observer = self.observer
+        for step in steps:
+            observer.begin(step)
+            micro_batches = self.batches.micro_batches(step)
+            observer.after_data(micro_batches)
+            self.sync.begin()
+            for micro_batch in micro_batches:
+                is_last = micro_batch is micro_batches[-1]
+                with self.micro_step(micro_batch, is_last):
+                    observer.before_forward()
+                    loss = self.forward(micro_batch)
+                    observer.after_forward(loss)
+                    self.backward(loss, micro_batch)
+                    observer.after_backward()
+            self.sync.reduce()
+            observer.after_reduce()
+            self.precision.unscale(self.optimizer, self.sync.agree_on_overflow)
+            observer.before_step()
+            self.step()
+            observer.after_step()
+
     @contextmanager
     def micro_step(self, micro_batch: MicroBatch, is_last: bool) -> Iterator[None]:
         """Context manager for both passes of ``micro_batch``: enters the strategy's
@@ -91,10 +116,6 @@ class Worker:
     def backward(self, loss: Tensor, micro_batch: MicroBatch) -> None:
         """Run the backward pass of the weighted, scaled loss; gradients accumulate."""
         self.precision.scaler.scale(self.weighted(loss, micro_batch)).backward()
-
-    def unscale(self) -> None:
-        """Unscale the synchronized gradients in fp16. Collective."""
-        self.precision.unscale(self.optimizer, self.sync.agree_on_overflow)
 
     def step(self) -> None:
         """Step the optimizer unless a gradient overflowed, and clear the gradients."""

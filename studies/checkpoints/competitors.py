@@ -19,7 +19,6 @@ from minitrain.core.params import Params
 from minitrain.train.checkpoint import Checkpoints, Kept
 from minitrain.train.config import RunConfig, config_of
 from minitrain.train.identity import identity_of
-from minitrain.train.loop import train
 from minitrain.train.observer import watches_parts
 from minitrain.train.worker import Worker
 
@@ -46,7 +45,7 @@ def arms_of(params: Params, study: Study, shards: Path, folder: Path) -> list[Ar
 def seen_after(steps: int, config: RunConfig) -> Callable[[], str]:
     worker = Worker(config)
     worker.observer = observer = watches_parts(worker)
-    train(worker, range(steps))
+    worker.train(range(steps))
     worker.close()
     # serialized for every checkpoint, as in a run
     return lambda: json.dumps(observer.kept())

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 
 from minitrain.comm.groups import barrier
 from minitrain.train.checkpoint import Checkpoints, load_rank
-from minitrain.train.loop import train
 from minitrain.train.observer import watches_parts
 from minitrain.train.worker import REPEATED, Worker
 
@@ -25,7 +24,7 @@ def times_of_reading(
         loaded = time.perf_counter_ns()
         # with the observers of a training run
         worker.observer = watches_parts(worker)
-        train(worker, range(REPEATED))
+        worker.train(range(REPEATED))
         again = time.perf_counter_ns()
         worker.restore(kept)
         restored = time.perf_counter_ns()

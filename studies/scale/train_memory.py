@@ -10,7 +10,6 @@ import torch
 from minitrain.comm.groups import distributed
 from minitrain.core.params import load_params
 from minitrain.train.config import config_of
-from minitrain.train.loop import train
 from minitrain.train.observer import StepObserver
 from minitrain.train.worker import Worker
 
@@ -20,7 +19,7 @@ def main() -> None:
     torch.set_num_threads(params.train.threads_per_process)
     with distributed():
         config = config_of(params, Path("data/shards/world-1"), 1)
-        train(Worker(config, observer=StepObserver), range(10))
+        Worker(config, observer=StepObserver).train(range(10))
     status = Path("/proc/self/status").read_text().splitlines()
     print(next(line for line in status if line.startswith("RssAnon")).split()[1])
 

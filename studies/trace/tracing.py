@@ -18,7 +18,6 @@ from profiler_spans import (
 from torch.profiler import ProfilerActivity, profile
 
 from minitrain.sync.strategy import BucketEvent, num_bytes, trained
-from minitrain.train.loop import train
 from minitrain.train.worker import Worker
 
 MAIN = "main thread"
@@ -73,16 +72,16 @@ def trace_steps(
     Ops shorter than ``shortest_us`` microseconds are omitted. DDP rebuilds its buckets
     after step 0, so choose a ``first_step`` of 3 or more for its final buckets.
     """
-    train(worker, range(first_step - 1))
+    worker.train(range(first_step - 1))
     observer = PhaseMarks(worker)
     activities = [ProfilerActivity.CPU]
     if worker.device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
     with profile(activities=activities) as profiler:
         # the first step under a profiler is slow, so it is not shown
-        train(worker, [first_step - 1])
+        worker.train([first_step - 1])
         worker.observer = observer
-        train(worker, range(first_step, first_step + num_steps))
+        worker.train(range(first_step, first_step + num_steps))
     # a span that ends on another thread fits on neither track
     events = [event for event in profiler.events() or () if not event.is_async]
     spans = within_steps(spans_of(events))

@@ -21,7 +21,6 @@ from minitrain.core.errors import UserError
 from minitrain.data.text import VOCAB_SIZE
 from minitrain.harness.launcher import launch
 from minitrain.model.factory import build_model
-from minitrain.train.loop import train
 from minitrain.train.worker import Worker
 
 pytestmark = pytest.mark.slow
@@ -62,7 +61,7 @@ def be_a_rank(
         config = tiny_config(tiny_params(**changes), shards, 2)
         watched, alone = Worker(config), Worker(config)
         traced = trace_steps(watched, FIRST, COUNT, 0.0)
-        train(alone, range(FIRST + COUNT))
+        alone.train(range(FIRST + COUNT))
         states = [one.sync.state_dict() for one in (watched, alone)]
         states = [{n: t.clone() for n, t in state.items()} for state in states]
         watched.close()

@@ -69,13 +69,6 @@ def with_mask(params: Any, vocab_size: int) -> nn.Module:
     return Bigrams(params, vocab_size, middle)
 
 
-def turning(params: Any, vocab_size: int) -> nn.Module:
-    """A complex weight."""
-    turn = nn.Parameter(torch.ones(params.n_embd, dtype=torch.complex64))
-    middle = Middle(lambda own, hidden: (hidden * own.turn).real, turn=turn)
-    return Bigrams(params, vocab_size, middle)
-
-
 def dropout(params: Any, vocab_size: int) -> nn.Module:
     return Bigrams(params, vocab_size, nn.Dropout(0.25))
 

@@ -15,7 +15,6 @@ from minitrain.sync.strategy import BucketEvent, Strategy, SyncTrace
 from minitrain.train import clock
 from minitrain.train.clock import StepClock, bucket_times, kind_of_step, union_length
 from minitrain.train.config import RunConfig
-from minitrain.train.loop import train
 from minitrain.train.observer import StepObserver
 from minitrain.train.worker import Worker
 
@@ -147,7 +146,7 @@ def test_work_between_the_parts_of_a_step_is_no_forward(watch: Watch) -> None:
     )
     config = RunConfig(lambda: nn.Linear(1, 1), data, steps=1, sync=Adding)
     worker = Worker(config, observer=StepObserver)
-    train(worker, range(1))
+    worker.train(range(1))
     (row,) = worker.observer.result.timings
     # three passes of 2 ms; 7 ms before the second and third part, 11 after each
     assert (row["forward_ms"], row["backward_ms"]) == (6, 47)

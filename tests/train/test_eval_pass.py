@@ -10,8 +10,6 @@ from torch import Tensor, nn
 
 from minitrain.check.data_parallel import examine
 from minitrain.sync.catalog import find_strategy
-from minitrain.sync.ddp_buckets import StockDDP
-from minitrain.train.eval_pass import is_torchs_ddp
 from minitrain.train.worker import Worker
 
 pytestmark = pytest.mark.slow
@@ -60,8 +58,3 @@ def test_one_rank_that_cannot_hangs_no_other() -> None:
     ladder = examine(make_run(), 2, cannot_on_rank_1, timeout_s=30)
     why = "in eval mode: ValueError: not here"
     assert ladder.rungs["witness_probe"].detail == why
-
-
-def test_strategy_made_of_ddp_is_not_held_to_it() -> None:
-    assert is_torchs_ddp(StockDDP)
-    assert not is_torchs_ddp(type("", (StockDDP,), {"sum_over_ranks": lambda *_: None}))

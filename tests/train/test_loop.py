@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from one_line import refusal
 from project import ROOT
 from tiny import NUM_STEPS, tiny_config, tiny_params, with_factory
 from torch import Tensor
@@ -22,7 +21,7 @@ from minitrain.analysis.rungs import not_run
 from minitrain.bench.ledger import CollectiveLedger
 from minitrain.comm.groups import distributed
 from minitrain.core.files import read_json
-from minitrain.core.params import Params, PrecisionName
+from minitrain.core.params import Params
 from minitrain.harness.launcher import launch
 from minitrain.proof.evidence import Evidence, evidence_of
 from minitrain.proof.forward import DRAWS, NORMALIZES, forward_of
@@ -33,11 +32,9 @@ from minitrain.sync.ddp_buckets import StockDDP
 from minitrain.sync.guarantees import DEFAULTS
 from minitrain.sync.strategy import Traffic
 from minitrain.train import run as of_rank
-from minitrain.train.config import OPTIMIZERS, RunConfig
-from minitrain.train.loop import train
+from minitrain.train.config import RunConfig
 from minitrain.train.observer import StepObserver, watches_parts
-from minitrain.train.precision import PRECISIONS, SIXTEEN_BITS, Precision
-from minitrain.train.run import Job, preflight, run_rank
+from minitrain.train.run import Job, run_rank
 from minitrain.train.step_record import TrainResult
 from minitrain.train.worker import Worker
 
@@ -127,19 +124,6 @@ def test_other_models_pass_every_rung_that_can_be_asked(
     assert set(found.values()) == {"equal"}
 
 
-def test_fused_optimizer_of_a_complex_parameter_is_refused(shards: Path) -> None:
-    def check(factory: str, fused: bool) -> None:
-        tiny = tiny_params(fused_optimizer=fused, threads_per_process=1)
-        params = with_factory(tiny, f"other_models:{factory}")
-        preflight(Job(params, "gloo", 1, shards / "world-1", Path(), Path()))
-
-    check("turning", fused=False)
-    check("dropout", fused=True)
-    assert refusal(check, "turning", fused=True).startswith(
-        "train.fused_optimizer = true: parameter middle.turn is of torch.complex64"
-    )
-
-
 def write_slowly(job: Job) -> None:
     write = of_rank.write_run
 
@@ -167,18 +151,6 @@ def test_results_may_take_longer_to_write_than_a_step(
         numbers[p.itemsize] += p.numel()
     assert found["model_params"] == sum(numbers.values())
     assert found["gradient_bytes"] == sum(size * n for size, n in numbers.items())
-
-
-def test_usage_is_summed_over_the_processes_of_a_run(shards: Path) -> None:
-    with distributed():
-        config = tiny_config(tiny_params(), shards, 1)
-        worker = Worker(config, observer=StepObserver)
-        seen = worker.observer
-        seen.restore({**seen.kept(), "used": [100.0, None, 1.0, 50.0, 7]})
-        at_s, busy_s, steal_s, own_s, switches = seen.kept()["used"]
-        worker.close()
-    assert (at_s > 100, busy_s, own_s > 50, switches >= 7) == (True, None, True, True)
-    assert steal_s is None or steal_s >= 1
 
 
 def test_each_rank_has_its_own_seed_and_all_start_from_rank_0(shards: Path) -> None:
@@ -237,7 +209,7 @@ class WatchesCalibration(StepObserver):
 def calibrations(config: RunConfig) -> list[tuple[Traffic, bool]]:
     with distributed():
         worker = Worker(config, observer=WatchesCalibration)
-        train(worker, range(NUM_STEPS))
+        worker.train(range(NUM_STEPS))
         worker.close()
         return worker.observer.found
 
@@ -254,14 +226,3 @@ def test_calibration_leaves_nothing_behind(
     ranks = launch(calibrations, 2, config, timeout_s=GENEROUS_S)
     # one bracketed step of six
     assert ranks == [[({}, False)]] * 2
-
-
-@pytest.mark.parametrize("name", PRECISIONS)
-def test_products_have_the_type_that_is_named(name: PrecisionName) -> None:
-    with Precision(name).autocast():
-        product = torch.ones(2, 2) @ torch.ones(2, 2)
-    assert product.dtype == SIXTEEN_BITS.get(name, torch.float32)
-
-
-def test_optimizers_are_those_of_torch_with_that_name() -> None:
-    assert all(one.__name__.lower() == name for name, one in OPTIMIZERS.items())
