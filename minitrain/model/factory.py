@@ -156,12 +156,8 @@ def try_model(
             "train.find_unused_parameters to true"
         )
     for name, gradient in gradients.items():
-        if gradient.layout is not torch.strided:
-            raise UserError(f"model: the gradient of {name} is sparse, must be dense")
-        if not gradient.isfinite().all():
-            raise UserError(
-                f"model: the gradient of {name} holds NaN or infinity at a finite .loss"
-            )
+        if gradient.layout is not torch.strided or not gradient.isfinite().all():
+            raise UserError(f"model: the gradient of {name} must be dense and finite")
 
 
 class Wrapped(DistributedDataParallel):

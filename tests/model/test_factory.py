@@ -221,7 +221,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "backward that gives NaN": (
         lambda w: having((w - w).norm(2, dim=(0, 1)) + (w * 0).sqrt().sum()),
-        "model: the gradient of weight holds NaN or infinity at a finite .loss",
+        "model: the gradient of weight must be dense and finite",
     ),
     "forward that ends the process": (
         lambda w: sys.exit("no GPU"),
@@ -234,7 +234,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "sparse": (
         sparse(),
-        "model: the gradient of table.weight is sparse, must be dense",
+        "model: the gradient of table.weight must be dense and finite",
     ),
     "lazy": (nn.LazyLinear(1), "model: weight in its state must be a tensor "),
     "all frozen": (
