@@ -6,12 +6,9 @@ upgrade, compare this file with torch's source.
 
 import importlib
 import os
-import socket
-import struct
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -63,29 +60,6 @@ def parameters_of_ddp(wrapper: Any) -> list[Tensor]:
 def set_group_timeout(seconds: float) -> None:
     """Set the timeout of later collectives in the default process group."""
     dist.distributed_c10d._set_pg_timeout(timedelta(seconds=seconds))
-
-
-def limit_silence(address: str, port: int, limit_s: float) -> None:
-    """Limit each read of this process from ``address``:``port`` to ``limit_s`` seconds,
-    after which a TCPStore raises ``DistNetworkError``. By default a TCPStore waits 15
-    minutes for a host that vanished, and forever for a stopped process. Torch does not
-    expose the store's socket, so all sockets of the process are searched for it.
-    """
-    seconds, rest = divmod(limit_s, 1)
-    limit = struct.pack("@ll", int(seconds), int(rest * 1e6))
-    for fd in map(int, os.listdir("/proc/self/fd")):
-        # raised for what is not a socket, has no peer, or was just closed
-        with suppress(OSError):
-            line = socket.socket(fileno=fd)
-            try:
-                # torch uses IPv6 sockets for IPv4 too; the peer of others may be a path
-                internet = line.family in (socket.AF_INET, socket.AF_INET6)
-                peer, there = line.getpeername()[:2] if internet else ("", 0)
-                if (peer.removeprefix("::ffff:"), there) == (address, port):
-                    line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
-            finally:
-                # torch owns the descriptor
-                line.detach()
 
 
 def group_by(ranks: Sequence[int], name: str, timeout_s: float) -> dist.ProcessGroup:

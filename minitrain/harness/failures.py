@@ -27,13 +27,9 @@ WAITED = re.compile(
     r"|no answer within",
     re.I,
 )
-# gloo's abort message if it receives more than it expects
-MISMATCH = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
-LAST_WORDS = re.compile(r"what\(\): +(.+)")
-# Kinds of failure: a lower kind is the likely cause of a higher one. LEFT: a connection
-# was closed, as to a file server; LOST: the same in a wait for another rank; GAVE_UP: a
-# wait timed out.
-RAISED, CRASHED, KILLED, EXITED, TERMINATED, LEFT, LOST, GAVE_UP = range(8)
+# Kinds of failure: a lower kind is the likely cause of a higher one. LOST: another rank
+# closed its connection; GAVE_UP: a wait timed out.
+RAISED, CRASHED, KILLED, EXITED, TERMINATED, LOST, GAVE_UP = range(7)
 Failure = RankError | UserError
 
 
@@ -50,19 +46,19 @@ def failure_by(error: BaseException, rank: int, pid: int, seen: Seen) -> Failure
         return error
     line = " ".join(f"{type(error).__name__}: {error}".split())
     text = traceback.format_exc()
-    found = stack.Stack(text, innermost_last=True)
-    failure = _failure(rank, pid, line, kind_of(error, found), seen, str(found))
+    where = str(stack.Stack(text, innermost_last=True))
+    failure = _failure(rank, pid, line, kind_of(error), seen, where)
     failure.add_note(text)
     return failure
 
 
-def kind_of(error: BaseException, found: stack.Stack) -> int:
-    """Return LEFT, LOST or GAVE_UP if another rank caused ``error``, else RAISED."""
+def kind_of(error: BaseException) -> int:
+    """Return LOST or GAVE_UP if another rank caused ``error``, else RAISED."""
     # torch and minitrain raise only these for a peer
     if not isinstance(error, (RuntimeError, RankError)):
         return RAISED
     if LOST_PEER.search(str(error)):
-        return LOST if found.waits else LEFT
+        return LOST
     return GAVE_UP if WAITED.search(str(error)) else RAISED
 
 
@@ -71,9 +67,7 @@ def _failure(
 ) -> RankError:
     at = f"{what} {seen or ''}".rstrip()
     error = RankError(f"{name_of(rank, pid)}: {', '.join(filter(None, [at, where]))}")
-    error.rank, error.what, error.kind = rank, what, kind
-    error.of_another = kind >= LEFT
-    error.step = None if seen is None else seen.step
+    error.rank, error.kind, error.of_another = rank, kind, kind >= LOST
     return error
 
 
@@ -116,37 +110,23 @@ def _failure_of(folder: Path, rank: int, pid: int, code: int) -> Failure | None:
 
 
 def _ended(folder: Path, rank: int, code: int) -> tuple[str, int, str]:
-    # what happened, its kind, and where, or the last line that native code wrote
-    words = stack.native_words(folder, [rank])
-    line = words.strip().rpartition("\n")[2][:200]
-    wrote = f"after writing {line!r}" if line else ""
+    # what happened, its kind, and where
     if code >= 0:
-        return f"exited with code {code}", EXITED, wrote
+        return f"exited with code {code}", EXITED, ""
     names = {one.value: one.name for one in signal.Signals}
     what = f"killed by {names.get(-code, f'signal {-code}')}"
     if -code in (signal.SIGKILL, signal.SIGTERM):
         return what, KILLED if -code == signal.SIGKILL else TERMINATED, ""
     # a crash dump ends with the main thread
     dump = stack.read(file_of(folder, rank, "stack"))
-    where = str(stack.Stack(dump.rpartition("Thread 0x")[2]))
-    if mismatch := MISMATCH.search(words):
-        got, expected = mismatch.groups()
-        what = (
-            f"received {got} bytes from another rank, expected {expected} (their "
-            "collectives or shapes differ)"
-        )
-    elif last := LAST_WORDS.search(words):
-        what += f" ({last[1]})"
-    else:
-        where = ", ".join(filter(None, [where, wrote]))
-    return what, CRASHED, where
+    return what, CRASHED, str(stack.Stack(dump.rpartition("Thread 0x")[2]))
 
 
 def began_it(failure: RankError, first: Container[int | None]) -> bool:
     """Return True if the rank is in ``first`` (ranks that exited before any rank was
     terminated) and another rank did not cause its failure.
     """
-    return failure.rank in first and failure.kind < LEFT
+    return failure.rank in first and failure.kind < LOST
 
 
 def root_cause(

@@ -2,8 +2,8 @@
 
 All waits share one limit, which a rank sets when it joins the group. If the heartbeat
 of a rank does not change for that long, or the rank timed out, the monitor looks for
-the culprit: a rank that is stopped, or is not in a wait. It also records which rank
-exited first, since torchrun then terminates all other ranks, which are not the cause.
+the culprit: a rank that does not answer, or is not in a wait. It also records which
+rank exited first, since torchrun then terminates all others, which are not the cause.
 """
 
 import math
@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from enum import Enum
 from multiprocessing.connection import wait
 from pathlib import Path
 
@@ -23,8 +22,7 @@ from minitrain.core.errors import RankError
 from minitrain.harness import stack_dump as stack
 from minitrain.harness.failures import (
     GAVE_UP,
-    LEFT,
-    RAISED,
+    LOST,
     Failure,
     began_it,
     failures_of,
@@ -35,44 +33,31 @@ from minitrain.harness.failures import (
 from minitrain.harness.stack_dump import Stack
 
 POLL_S = 0.1
-# most seconds that count between two polls (or half the limit): a longer pause stopped
-# this process, too, as by Ctrl-Z or suspend
-PAUSE_S = 1.0
+# most seconds that count between two polls: a longer pause stopped this process, too,
+# as by Ctrl-Z or suspend
+PAUSE_S = 0.5
 # delay after the stack dumps, for the report of a rank that just timed out
 REPORT_S = 0.5
-# limit of waits for a rank that is stopped before it sets one
-STOPPED_S = 30.0
 # phases that may be slower than a step: imports, rendezvous, building, writing results
 SLOW = ("", "setup", "write")
 # delay after the early exit of a rank until the others are terminated; torchrun waits
 # ten times as long, and forever if the exit code is 0
 BURIED_S = 3.0
-# limit at the end on a pending request to another host
-ASKED_S = 0.5
 
 
-class State(Enum):
-    """State of a child process; ENDED includes zombies."""
-
-    RUNS, STOPPED, ENDED = range(3)
-
-
-def state_of(pid: int) -> State:
-    """Return the state of child ``pid`` without reaping it; ENDED if there is none."""
-    how = os.WEXITED | os.WSTOPPED | os.WNOHANG | os.WNOWAIT
+def has_ended(pid: int) -> bool:
+    """Return True if child ``pid`` is a zombie or gone, without reaping it."""
     try:
-        found = os.waitid(os.P_PID, pid, how)
+        how = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        return os.waitid(os.P_PID, pid, how) is not None
     except ChildProcessError:
-        return State.ENDED
-    if found is None:
-        return State.RUNS
-    return State.STOPPED if found.si_code == os.CLD_STOPPED else State.ENDED
+        return True
 
 
 def end(pid: int) -> None:
     """Kill the rank with process id ``pid`` and the process group that it leads."""
     # the pid of a process that has exited may be reused
-    kills = [os.killpg] if state_of(pid) is State.ENDED else [os.kill, os.killpg]
+    kills = [os.killpg] if has_ended(pid) else [os.kill, os.killpg]
     for kill in kills:
         with suppress(ProcessLookupError, PermissionError):
             kill(pid, signal.SIGKILL)
@@ -86,52 +71,47 @@ class _Rank:
         self.last: Seen | None = None
         self.report: Failure | None = None
         self.stack: Stack | None = None
-        self.unchanged_s = self.stopped_s = self.gone_s = 0.0
+        self.unchanged_s = self.gone_s = 0.0
 
     def look(self, folder: Path, passed_s: float) -> None:
         file = heartbeat.file_of(folder, self.number)
         self.place = self.place or heartbeat.find_place(file)
         seen = None if self.place is None else self.place.look()
-        same, self.last, state = seen == self.last, seen, state_of(self.pid)
+        same, self.last = seen == self.last, seen
         self.report = self.report or read_report(folder, self.number)
+        self.is_gone = has_ended(self.pid)
         phase = "" if seen is None else seen.phase
-        self.limit_s = (seen.limit_s if seen else 0) or STOPPED_S
-        if phase in SLOW and state is not State.STOPPED:
+        self.limit_s = (seen.limit_s if seen else 0) or STARTUP_S
+        if phase in SLOW:
             self.limit_s = max(self.limit_s, STARTUP_S)
-        passed_s = min(passed_s, PAUSE_S, self.limit_s / 2)
+        passed_s = min(passed_s, PAUSE_S)
         self.unchanged_s = self.unchanged_s + passed_s if same else 0.0
-        self.stopped_s = self.stopped_s + passed_s if state is State.STOPPED else 0.0
-        self.gone_s = self.gone_s + passed_s if state is State.ENDED else 0.0
-        self.is_gone = state is State.ENDED
+        self.gone_s = self.gone_s + passed_s if self.is_gone else 0.0
         self.is_at_work = not (self.is_gone and phase in heartbeat.AFTER)
         # Python unregisters the dump handler at exit, so that the signal would kill
         at_work = self.report is None and phase not in ("", "end")
-        self.can_answer = at_work and state is State.RUNS
+        self.can_answer = at_work and not self.is_gone
         # user code that need not update the heartbeat stays in phase start
-        watched_s = 0.0 if phase == "start" else self.unchanged_s
-        self.is_late = (self.stopped_s or watched_s) >= self.limit_s
+        self.is_late = phase != "start" and self.unchanged_s >= self.limit_s
 
     @property
     def kind(self) -> int:
-        return self.report.kind if isinstance(self.report, RankError) else RAISED
+        return self.report.kind if isinstance(self.report, RankError) else 0
 
     @property
     def waits(self) -> bool:
-        return self.kind >= LEFT or (self.stack is not None and self.stack.waits)
+        return self.kind >= LOST or (self.stack is not None and self.stack.waits)
+
+    @property
+    def innocence(self) -> int:
+        # signs of the rank that others wait for, most reliable first
+        signs = [self.place is None, self.stack is None, not self.waits, True]
+        return signs.index(True)
 
     @property
     def where(self) -> str:
         at = "before its first heartbeat" if self.last is None else str(self.last)
         return ", ".join(filter(None, [at, str(self.stack or "")]))
-
-
-# signs of the rank that others wait for, most reliable first
-SIGNS: list[Callable[[_Rank], bool]] = [
-    lambda rank: rank.stopped_s > 0,
-    lambda rank: rank.place is None,
-    lambda rank: rank.stack is None,
-    lambda rank: not rank.waits,
-]
 
 
 class HangMonitor:
@@ -152,11 +132,9 @@ class HangMonitor:
     ) -> None:
         self._folder, self._pids, self._elsewhere = folder, pids, elsewhere
         self._ranks: dict[int, _Rank] = {}
-        self._ended_there = threading.Event()
         self._timeout_s = timeout_s
         self._began_s = self._looked_s = time.monotonic()
         self.verdict: RankError | None = None
-        self._failed: Exception | None = None
         # ranks that exited early, before any was terminated for it
         self.first: set[int] = set()
         # True if ranks not in ``first`` were killed because another host's had failed
@@ -218,12 +196,10 @@ class HangMonitor:
             rank.stack = stacks.get(rank.pid)
             if isinstance(rank.report, RankError):
                 rank.stack = Stack(rank.report.__notes__[0], innermost_last=True)
-        guilty = _guilty(ranks)
+        least = min(rank.innocence for rank in ranks)
+        guilty = [rank for rank in ranks if rank.innocence == least]
         error = RankError(_sentence(guilty, ranks, waited_s))
-        first = guilty[0]
-        error.what = "stopped" if first.stopped_s else "hung"
-        error.of_another = not any(sign(first) for sign in SIGNS)
-        error.step = None if first.last is None else first.last.step
+        error.kind, error.of_another = GAVE_UP, guilty[0].waits
         return error
 
     @contextmanager
@@ -233,18 +209,13 @@ class HangMonitor:
         BURIED_S seconds have passed, and if ranks of another host have failed.
         """
         over = threading.Event()
-        watch, ask = (
-            threading.Thread(target=job, args=(over,), name=job.__name__, daemon=True)
-            for job in (self._watch, self._ask)
-        )
+        watch = threading.Thread(target=self._watch, args=(over,), daemon=True)
         watch.start()
-        ask.start()
         try:
             yield
         finally:
             over.set()
             watch.join()
-            ask.join(ASKED_S)
 
     def _watch(self, over: threading.Event) -> None:
         try:
@@ -252,35 +223,27 @@ class HangMonitor:
                 self._until_one_ends()
                 over_here = self.look() is not None
                 over_here |= any(rank.gone_s >= BURIED_S for rank in self._at_work())
-                self.followed = not over_here and self._ended_there.is_set()
+                if not over_here and self._elsewhere is not None:
+                    self.followed = self._elsewhere()
                 if over_here or self.followed:
                     return self.end_all()
-        except Exception as error:
+        except BaseException:
             # without a monitor, hanging ranks would never be killed
-            self._failed = error
-            for rank in self._ranks.values():
-                end(rank.pid)
-
-    def _ask(self, over: threading.Event) -> None:
-        # in a separate thread, since another host may be slow to answer
-        while self._elsewhere is not None and not over.wait(POLL_S):
-            # retry after an error
-            with suppress(Exception):
-                if self._elsewhere():
-                    return self._ended_there.set()
+            self.end_all()
+            raise
 
     def end_all(self) -> None:
         """Kill all ranks and their process groups."""
         for pid in self._pids().values():
             end(pid)
 
-    def cause(self, codes: Mapping[int, int]) -> Exception | None:
+    def cause(self, codes: Mapping[int, int]) -> Failure | None:
         """Return the failure to report (a detected hang, else the root cause), or None
         if all ranks succeeded. Call this when all have exited. ``codes``: exit codes of
         the ranks that failed.
         """
-        if self._failed is not None or self.verdict is not None:
-            return self._failed or self.verdict
+        if self.verdict is not None:
+            return self.verdict
         cause = root_cause(failures_of(self._folder, self._pids(), codes), self.first)
         if self.followed and isinstance(cause, RankError):
             # a rank that did not begin it was killed because another host failed
@@ -288,32 +251,14 @@ class HangMonitor:
         return cause
 
 
-def _guilty(ranks: list[_Rank]) -> list[_Rank]:
-    # the ranks that others wait for
-    for sign in SIGNS:
-        found = [rank for rank in ranks if sign(rank)]
-        # a sign of all ranks distinguishes none
-        if found and (len(found) < len(ranks) or len(ranks) == 1):
-            return found
-    return ranks
-
-
 def _sentence(guilty: list[_Rank], ranks: list[_Rank], waited_s: float) -> str:
     first, *more = guilty
     silent = f"no answer within {waited_s:g} s"
     if len(guilty) == len(ranks) > 1:
         # ranks wait in different calls; unknown which are wrong
-        together: dict[str, list[_Rank]] = {}
-        for rank in ranks:
-            together.setdefault(rank.where, []).append(rank)
-        few_first = sorted(together.items(), key=lambda item: len(item[1]))
-        each = [f"{_names(some)} {at}".rstrip() for at, some in few_first]
-        return f"{silent} from any rank: {'; '.join(each)}"
-    how = "stopped (as by SIGSTOP)" if first.stopped_s else "hangs"
+        each = "; ".join(f"rank {rank.number} {rank.where}" for rank in ranks)
+        return f"{silent} from any rank: {each}"
+    how = "does not respond" if first.can_answer and not first.stack else "hangs"
     line = f"{name_of(first.number, first.pid)}: {silent}, {how} {first.where}".rstrip()
-    return f"{line}; {_names(more)} too" if more else line
-
-
-def _names(several: list[_Rank]) -> str:
-    numbers = ", ".join(str(rank.number) for rank in several)
-    return f"rank{'s' if len(several) > 1 else ''} {numbers}"
+    numbers = ", ".join(str(rank.number) for rank in more)
+    return f"{line}; rank {numbers} too" if more else line

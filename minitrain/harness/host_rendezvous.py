@@ -5,18 +5,18 @@ server listens on every interface unless it is given a socket. It has no authent
 """
 
 import json
-import math
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch.distributed as dist
 
-from minitrain.comm.torch_private import Store, TCPStore, limit_silence
+from minitrain.comm.torch_private import Store, TCPStore
 from minitrain.core.errors import RankError, UserError
 from minitrain.core.printable import note
 from minitrain.harness.hosts import Hosts, family_of
@@ -28,17 +28,36 @@ REACH_S = 5.0
 REPORTS_S = 10.0
 # the first host serves the store until the others have left, at most this long
 LEAVE_S = 5.0
-# a longer wait is announced on stderr
-ANNOUNCE_S = 5.0
-# a host that does not answer for this long after the time limit is lost
+# a store that does not answer for this long after the time limit is lost
 SILENT_S = 5.0
 # keys of the store: why the run cannot start; options that must be equal on all hosts
 GAVE_UP, SIZES = "gave up", "sizes"
+T = TypeVar("T")
 # a lower kind is the likely cause of a higher one: a user's mistake, a failed rank, a
 # rank that waited for a rank of another host
 MISTAKE, FAILED, LEFT = range(3)
 # one of these, the message and the attributes of the error; empty for success
 Report = list[Any]
+
+
+def within(limit_s: float, call: Callable[[], T]) -> T:
+    """Return the result of ``call``, which uses a store, or raise its exception; raise
+    DistNetworkError after ``limit_s`` seconds: torch waits forever for a server that is
+    stopped, or that is another program.
+    """
+    result: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(call())
+        except Exception as error:
+            result.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    try:
+        return result.result(limit_s)
+    except TimeoutError:
+        raise dist.DistNetworkError(f"no answer within {limit_s:g} s") from None
 
 
 class Known(NamedTuple):
@@ -66,7 +85,6 @@ class HostRendezvous:
         self.everyone: list[Known] = []
         # number of exchanges so far, the same on all hosts
         self._exchanges = 0
-        self._polled = store
 
     @property
     def number(self) -> int:
@@ -82,8 +100,6 @@ class HostRendezvous:
         """Wait for all hosts, and check that each host can connect to the others. Every
         host calls this with the same ``world_size``. Raises UserError if a check fails.
         """
-        # a second connection, since the first may be in a long wait
-        self._polled = _store_at(self.hosts, self.timeout_s)
         self._require_same_sizes(world_size)
         host = self.hosts.interface.address
         # the address that gloo uses, whose family may differ from the endpoint's
@@ -94,19 +110,17 @@ class HostRendezvous:
             self.everyone = [mine]
             self._wait_for_others()
             # an unreachable host fails the run on all hosts
-            if cause := self._exchange(self._unreached(), *2 * [self.timeout_s]):
+            if cause := self._exchange(self._unreached(), self.timeout_s):
                 raise cause
 
     def _require_same_sizes(self, world_size: int) -> None:
         # before this host counts as a member of the run
-        sizes = {"--nnodes": self.hosts.count, "--world-size": world_size}
+        sizes = f"--nnodes = {self.hosts.count}, --world-size = {world_size}"
         if self.hosts.is_first:
-            self.store.set(SIZES, json.dumps(sizes))
-        for option, first in json.loads(self.store.get(SIZES)).items():
-            if sizes[option] != first:
-                here = f"{socket.gethostname()} ({self.hosts.interface.address})"
-                line = f"{option} = {sizes[option]} on {here}, but {first} on the first"
-                self._give_up(f"{line} host")
+            self.store.set(SIZES, sizes)
+        if (first := self.store.get(SIZES).decode()) != sizes:
+            here = f"{socket.gethostname()} ({self.hosts.interface.address})"
+            self._give_up(f"{sizes} on {here}, but {first} on the first host")
 
     def _own_number(self) -> int:
         # --node-rank, 0 for the first host, or the order of arrival
@@ -168,33 +182,39 @@ class HostRendezvous:
         """
         # ranks elsewhere may still be finishing, each within its own limit
         going_on_s = 0 if error else 2 * self.timeout_s
-        return self._exchange(error, going_on_s + REPORTS_S, REPORTS_S)
+        return self._exchange(error, going_on_s + REPORTS_S)
 
     def ended_elsewhere(self) -> bool:
         """Return True once another host failed in this attempt, or host 0 is lost."""
         try:
-            return any(self._read(self._polled).values())
+            # ranks that wait for those of a lost host report it before
+            return any(within(self.timeout_s + SILENT_S, self._read).values())
         except dist.DistError:
             return True
 
-    def _read(self, store: Store) -> dict[int, Report]:
-        found = {}
-        for one in self.everyone:
-            key = f"{self._exchanges} {one.number}"
-            if store.check([key]):
-                found[one.number] = json.loads(store.get(key))
-        return found
+    def _read(self) -> dict[int, Report]:
+        keys = {one.number: f"{self._exchanges} {one.number}" for one in self.everyone}
+        there = {n: key for n, key in keys.items() if self.store.check([key])}
+        return {n: json.loads(self.store.get(key)) for n, key in there.items()}
 
-    def _exchange(
-        self, error: Exception | None, within_s: float, after_error_s: float
-    ) -> Exception | None:
+    def _exchange(self, error: Exception | None, within_s: float) -> Exception | None:
         # all-gather the errors of all hosts, and return the root cause
-        reports: dict[int, Report] = {self.number: _as_plain(error)}
+        mine = _as_plain(error)
+        reports = {self.number: mine}
         first_is_lost = False
+
+        def collect() -> None:
+            self.store.set(f"{self._exchanges} {self.number}", json.dumps(mine))
+            deadline = time.monotonic() + within_s
+            while len(reports) < len(self.everyone) and time.monotonic() < deadline:
+                time.sleep(POLL_S)
+                reports.update(self._read())
+                # an error ends the ranks of the other hosts, too
+                if any(reports[n] for n in reports if n != self.number):
+                    deadline = min(deadline, time.monotonic() + REPORTS_S)
+
         try:
-            key = f"{self._exchanges} {self.number}"
-            self.store.set(key, json.dumps(reports[self.number]))
-            self._collect(reports, within_s, after_error_s)
+            within(within_s + SILENT_S, collect)
         except dist.DistError:
             first_is_lost = True
         self._exchanges += 1
@@ -211,34 +231,20 @@ class HostRendezvous:
         names = ", ".join(silent[:1] if first_is_lost else silent)
         return UserError(f"no answer from {names}{f'; {cause}' if cause else ''}")
 
-    def _collect(
-        self, reports: dict[int, Report], within_s: float, after_error_s: float
-    ) -> None:
-        # at most after_error_s after the first error, which ends the other hosts' ranks
-        now = time.monotonic()
-        deadline, announce = now + within_s, now + ANNOUNCE_S
-        while len(reports) < len(self.everyone) and now < deadline:
-            if now > announce:
-                announce = math.inf
-                others = [str(o) for o in self.everyone if o.number not in reports]
-                note(f"waiting for {', '.join(others)}, {deadline - now:.0f} s at most")
-            time.sleep(POLL_S)
-            reports |= self._read(self.store)
-            now = time.monotonic()
-            if any(reports[n] for n in reports if n != self.number):
-                deadline = min(deadline, now + after_error_s)
-
     def leave(self) -> None:
         """Announce that this host leaves the run; the first host, which serves the
         store, then waits up to LEAVE_S seconds for the others to leave.
         """
         with suppress(dist.DistError):
-            if self.everyone:
-                self.store.set(f"left {self.number}", "")
-            if self.hosts.is_first:
-                others = range(1, self.hosts.count)
-                keys = [f"left {n}" for n in others if self.store.check([f"host {n}"])]
-                self.store.wait(keys, timedelta(seconds=LEAVE_S))
+            within(LEAVE_S + POLL_S, self._leave)
+
+    def _leave(self) -> None:
+        if self.everyone:
+            self.store.set(f"left {self.number}", "")
+        if self.hosts.is_first:
+            others = range(1, self.hosts.count)
+            keys = [f"left {n}" for n in others if self.store.check([f"host {n}"])]
+            self.store.wait(keys, timedelta(seconds=LEAVE_S))
 
 
 @contextmanager
@@ -255,7 +261,9 @@ def join_hosts(
     store = _serve(hosts, timeout_s) if hosts.is_first else find(hosts, timeout_s)
     rendezvous = HostRendezvous(hosts, store, timeout_s)
     try:
-        rendezvous.join(world_size)
+        # it waits for the first host, for all hosts and for their reports
+        limit_s = 3 * timeout_s + SILENT_S
+        within(limit_s, lambda: rendezvous.join(world_size))
         yield rendezvous
     except dist.DistStoreError as error:
         line = f"a host did not answer within {timeout_s:g} s"
@@ -310,12 +318,11 @@ def find(hosts: Hosts, timeout_s: float) -> Store:
     Raises UserError if no process answers, or a program other than minitrain does.
     """
     note(f"waiting for the first host, at {hosts.endpoint}")
-    deadline = time.monotonic() + timeout_s
+    deadline, place = time.monotonic() + timeout_s, (hosts.address, hosts.port)
     # not by TCPStore, which prints a warning for each refused connection
     while True:
         left_s = deadline - time.monotonic()
         try:
-            place = hosts.address, hosts.port
             socket.create_connection(place, max(POLL_S, left_s)).close()
             break
         except OSError as error:
@@ -326,26 +333,14 @@ def find(hosts: Hosts, timeout_s: float) -> Store:
                     "not running, or a firewall blocks the connection"
                 ) from None
         time.sleep(POLL_S)
-    found: list[Store] = []
-
-    def connect() -> None:
-        with suppress(dist.DistError):
-            found.append(_store_at(hosts, timeout_s))
-
-    # in a thread: torch waits forever for a server that accepts but never answers
-    connecting = threading.Thread(target=connect, daemon=True)
-    connecting.start()
-    connecting.join(max(1.0, deadline - time.monotonic()))
-    if not found:
+    limit_s = max(1.0, deadline - time.monotonic())
+    limit = timedelta(seconds=timeout_s)
+    try:
+        return within(
+            limit_s, lambda: TCPStore(*place, wait_for_workers=False, timeout=limit)
+        )
+    except dist.DistError:
         raise UserError(
             f"--rdzv-endpoint: {hosts.endpoint}: answered by another program, or by a "
             "minitrain run that has just ended"
-        )
-    return found[0]
-
-
-def _store_at(hosts: Hosts, timeout_s: float) -> Store:
-    limit, place = timedelta(seconds=timeout_s), (hosts.address, hosts.port)
-    store = TCPStore(*place, wait_for_workers=False, timeout=limit)
-    limit_silence(*place, timeout_s + SILENT_S)
-    return store
+        ) from None

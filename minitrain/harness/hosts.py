@@ -90,17 +90,13 @@ def hosts_of(arguments: argparse.Namespace) -> Hosts | None:
     """
     count, endpoint = arguments.nnodes, arguments.rdzv_endpoint
     number, name = arguments.node_rank, arguments.interface
-    if count is None:
-        given = {"rdzv-endpoint": endpoint, "node-rank": number, "interface": name}
-        for option, value in given.items():
-            if value is not None:
-                raise UserError(f"--{option} = {value!r}: requires --nnodes")
+    if count is None and (endpoint, number, name) != (None, None, None):
+        raise UserError("--nnodes: is missing, and the other options need it")
+    # 1 is passed by a batch script on a single node
+    if count in (None, 1):
         return None
     if count < 1:
         raise UserError(f"--nnodes = {count}: must be at least 1")
-    if count == 1:
-        # as passed by a batch script on a single node
-        return None
     if endpoint is None:
         raise UserError("--rdzv-endpoint: is missing, an address of the first host")
     if number is not None and not 0 <= number < count:
@@ -145,16 +141,12 @@ def interface_named(name: str) -> Interface:
     import psutil
 
     up = {one for one, state in psutil.net_if_stats().items() if state.isup}
-    known = {
-        one.name: one
-        for one in reversed(own_interfaces())
-        # a label belongs to the interface before the colon
-        if one.name.partition(":")[0] in up
-    }
+    known = {one.name: one for one in reversed(own_interfaces()) if one.name in up}
     if name not in known:
-        names = ", ".join(sorted(known))
-        line = f"must be one of {names}, which are up and have an address"
-        raise UserError(f"--interface = {name!r}: {line}")
+        raise UserError(
+            f"--interface = {name!r}: must be one of {', '.join(sorted(known))}, which "
+            "are up and have an address"
+        )
     return known[name]
 
 

@@ -1,8 +1,7 @@
 """Launchers of ranks: a function from Python or a notebook, or a module under torchrun.
 
 :func:`run_as_ranks` makes one script both launcher and rank, on one or more hosts. Lost
-ranks are restarted from the newest checkpoint; user errors are not. A bug first looks
-like a lost rank; when it recurs at the same step, it is raised.
+ranks are restarted from the newest checkpoint; after an exception they are not.
 
 Ranks rendezvous through a file in a private folder, a failure is raised as one
 exception that names the rank, and no process is left behind: ranks exit with the
@@ -14,7 +13,6 @@ several hosts each torchrun knows only its own ranks; the hosts are connected by
 
 import logging
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -42,18 +40,14 @@ from minitrain.core.errors import RankError, UserError
 from minitrain.core.files import writing
 from minitrain.core.printable import note
 from minitrain.core.signals import LAUNCHER_PID
+from minitrain.harness.failures import RAISED
 from minitrain.harness.hang_monitor import HangMonitor
 from minitrain.harness.host_rendezvous import HostRendezvous, join_hosts
 from minitrain.harness.hosts import Hosts
 from minitrain.harness.rank import PAYLOAD, as_rank
 from minitrain.harness.run_dir import private_folder
-from minitrain.harness.stack_dump import native_words
 
 RENDEZVOUS = "minitrain"
-# removed before comparing the errors of two attempts: addresses, ports and pids
-CHANGING = re.compile(r"0x[0-9a-f]+|\d{4,}")
-# not caused by the code: a scheduler or the OOM killer may kill twice at one step
-FROM_OUTSIDE = ("killed by SIGKILL", "killed by SIGTERM", "stopped")
 
 
 def rank_environment(rank: int, world_size: int, folder: Path) -> dict[str, str]:
@@ -116,7 +110,6 @@ def launch(
                 process.wait()
         if cause := monitor.cause(codes):
             raise cause
-        print(native_words(folder, codes), end="", file=sys.stderr)
         files = [folder / f"result-{rank}" for rank in codes]
         return [cloudpickle.loads(file.read_bytes()) for file in files]
 
@@ -151,7 +144,8 @@ def torchrun(
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    _silence("torch.distributed")
+    # torchrun's page about a failed rank, which is raised as an exception instead
+    logging.disable(logging.ERROR)
     attempt = rendezvous.attempt if rendezvous else "attempt-1"
     here = rendezvous.hosts.ranks_here(world_size) if rendezvous else world_size
     begin = rendezvous.number * here if rendezvous else 0
@@ -184,7 +178,6 @@ def torchrun(
         # ranks of another host may have failed
         if cause := rendezvous.agree_on(cause) if rendezvous else cause:
             raise cause
-        print(native_words(folder, pids), end="", file=sys.stderr)
 
 
 def _options(folder: Path, num_ranks: int, attempt: str) -> list[str]:
@@ -249,21 +242,12 @@ def _ranks_among_children(folder: Path) -> dict[int, int]:
 
     # pids by local rank, from the children's environment: torchrun does not expose them
     found = {}
-    # in a container /proc may be hidden or belong to another namespace
-    with suppress(psutil.Error, OSError):
-        for child in psutil.Process().children():
-            with suppress(psutil.Error):
-                env = child.environ()
-                if Path(env.get(STORE, "")).parent == folder and "LOCAL_RANK" in env:
-                    found[int(env["LOCAL_RANK"])] = child.pid
+    for child in psutil.Process().children():
+        with suppress(psutil.Error):
+            env = child.environ()
+            if Path(env.get(STORE, "")).parent == folder and "LOCAL_RANK" in env:
+                found[int(env["LOCAL_RANK"])] = child.pid
     return found
-
-
-def _silence(package: str) -> None:
-    # errors are raised as exceptions instead
-    for name in list(logging.root.manager.loggerDict):
-        if name.startswith(package):
-            logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def run_as_ranks(
@@ -331,19 +315,13 @@ def with_restarts(attempt: Callable[[], None], max_restarts: int) -> None:
     """Call ``attempt``, and again after a RankError, up to ``max_restarts`` times.
 
     Prints the failure on stderr before each restart. Raises the RankError if no restart
-    is left, or if the previous attempt failed in the same way at the same step, as with
-    a bug (unless a rank was stopped, or killed by SIGKILL or SIGTERM).
+    is left, or if a rank raised an exception of its own, as with a bug.
     """
-    before: tuple[str, int | None] | None = None
     for count in range(1, max_restarts + 2):
         try:
             return attempt()
         except RankError as error:
-            what = error.what or str(error)
-            now = CHANGING.sub("", what), error.step
-            same = now == before and not what.startswith(FROM_OUTSIDE)
-            if same or count > max_restarts:
+            if error.kind == RAISED or count > max_restarts:
                 raise
-            before = now
             line = " ".join(str(error).split())
             note(f"{line}; restarting ({count} of {max_restarts})")

@@ -7,12 +7,10 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import cloudpickle
 import torch
@@ -24,13 +22,13 @@ from minitrain.core.files import writing
 from minitrain.core.printable import note
 from minitrain.core.signals import end_with_launcher
 from minitrain.harness import stack_dump as stack
-from minitrain.harness.failures import GAVE_UP, LEFT, LOST, failure_by, write_report
+from minitrain.harness.failures import GAVE_UP, LOST, failure_by, write_report
 
 # file in the run's folder with the pickled function and arguments
 PAYLOAD = "payload"
 # delay before exit: a rank that lost a peer exits after it, so that the launcher sees
 # the cause first; one that timed out is killed once the launcher has found the cause
-PAUSES_S = {LEFT: 0.5, LOST: 0.5, GAVE_UP: 3.0}
+PAUSES_S = {LOST: 0.5, GAVE_UP: 3.0}
 
 
 @contextmanager
@@ -38,9 +36,8 @@ def as_rank() -> Iterator[Path | None]:
     """Context manager: set up this process as a rank, and yield the folder of the run.
 
     The rank exits with its launcher, writes a heartbeat, dumps its stack on request,
-    redirects the stderr of C++ libraries to a file, and reports exceptions. If another
-    program, such as the user's torchrun, started the process, it only exits with its
-    parent, and None is yielded.
+    and reports exceptions. If another program, such as the user's torchrun, started the
+    process, it only exits with its parent, and None is yielded.
     """
     end_with_launcher()
     store = our_store()
@@ -53,7 +50,6 @@ def as_rank() -> Iterator[Path | None]:
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         os.environ.pop(name, None)
     folder, rank = store.parent, int(os.environ["RANK"])
-    stack.keep_native_words(heartbeat.file_of(folder, rank, "words"))
     stack.answer_in(heartbeat.file_of(folder, rank, "stack"))
     # last: the launcher requests stack dumps only once the heartbeat exists
     place = heartbeat.make_place(heartbeat.file_of(folder, rank))
@@ -81,23 +77,10 @@ def exit_now(code: int) -> NoReturn:
     os._exit(code)
 
 
-class WorkingFolder(MetaPathFinder):
-    """Finder, the last in ``sys.meta_path``, for modules in the working folder: a
-    caller may have imported one by its path, as pytest does in ``importlib`` mode.
-    """
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: Any = None
-    ) -> ModuleSpec | None:
-        """Return the spec of a top-level module in the working folder, else None."""
-        return PathFinder.find_spec(name, [os.getcwd()]) if path is None else None
-
-
 def main() -> None:
     """Run the function passed to :func:`~minitrain.harness.launcher.launch`."""
     with as_rank() as folder:
         assert folder is not None
-        sys.meta_path.append(WorkingFolder())
         dtype, fn, args = cloudpickle.loads((folder / PAYLOAD).read_bytes())
         torch.set_default_dtype(dtype)
         result = cloudpickle.dumps(fn(*args))

@@ -27,15 +27,11 @@ def private_folder() -> Iterator[Path]:
     the end. Raises UserError if the disk is full.
     """
     remove_abandoned()
-    while True:
-        folder = Path(tempfile.mkdtemp(prefix=PREFIX))
-        # before it is locked, another launcher may remove it as abandoned
-        with suppress(FileNotFoundError):
-            lock = os.open(folder, os.O_RDONLY)
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if folder.exists():
-                break
-            os.close(lock)
+    # under another name until it is locked: others remove folders without a lock
+    begun = Path(tempfile.mkdtemp(prefix=f".{PREFIX}"))
+    lock = os.open(begun, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    folder = begun.rename(begun.with_name(begun.name.removeprefix(".")))
     try:
         free = shutil.disk_usage(folder).free
         if free < ROOM_BYTES:

@@ -8,14 +8,11 @@ import faulthandler
 import os
 import re
 import signal
-import sys
 import sysconfig
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-
-from minitrain.comm.heartbeat import file_of
 
 # signal that requests a dump: torch, DVC and Slurm do not use it, and user code rarely
 ASK: int = getattr(signal, "SIGRTMAX", signal.SIGUSR2)
@@ -103,21 +100,3 @@ def read(file: Path) -> str:
     with suppress(FileNotFoundError):
         return file.read_text(errors="replace")
     return ""
-
-
-def keep_native_words(file: Path) -> None:
-    """Redirect the stderr of C and C++ libraries, but not of Python, to ``file``: the
-    launcher condenses the page that they print before an abort into one line.
-    """
-    sys.stderr.flush()
-    python_only = os.dup(2)
-    native = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    os.dup2(native, 2)
-    os.close(native)
-    stream = open(python_only, "w", buffering=1, errors="backslashreplace")  # noqa: SIM115
-    sys.stderr = stream
-
-
-def native_words(folder: Path, ranks: Iterable[int]) -> str:
-    """Return the stderr of ``ranks`` that :func:`keep_native_words` redirected."""
-    return "".join(read(file_of(folder, rank, "words")) for rank in ranks)

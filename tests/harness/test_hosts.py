@@ -64,9 +64,9 @@ def test_ipv6_addresses_stand_in_brackets() -> None:
     [
         ("--nnodes 0", "--nnodes = 0: must be at least 1"),
         ("--nnodes 2", "--rdzv-endpoint: is missing"),
-        ("--rdzv-endpoint 10.0.0.1", "requires --nnodes"),
-        ("--node-rank 1", "requires --nnodes"),
-        ("--interface eth0", "requires --nnodes"),
+        ("--rdzv-endpoint 10.0.0.1", "--nnodes: is missing"),
+        ("--node-rank 1", "--nnodes: is missing"),
+        ("--interface eth0", "--nnodes: is missing"),
         ("--nnodes 2 --rdzv-endpoint 10.0.0.1:0", "a port from 1 to 65535"),
         ("--nnodes 2 --rdzv-endpoint 10.0.0.1:99999", "a port from 1 to 65535"),
         ("--nnodes 2 --rdzv-endpoint :29400", "must be HOST:PORT"),

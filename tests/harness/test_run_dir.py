@@ -75,26 +75,6 @@ def test_what_is_of_others_stays(
     assert len([*tmp_path.iterdir()]) == 7
 
 
-def test_folder_taken_for_abandoned_while_it_was_made(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Another process may check between creation and lock of the folder."""
-    make = tempfile.mkdtemp
-    made: list[Path] = []
-
-    def and_somebody_removes_the_first(prefix: str) -> str:
-        made.append(Path(make(prefix=prefix)))
-        if len(made) == 1:
-            remove_abandoned()
-            assert not made[0].exists()
-        return str(made[-1])
-
-    monkeypatch.setattr(tempfile, "mkdtemp", and_somebody_removes_the_first)
-    with private_folder() as folder:
-        assert made == [made[0], folder]
-        assert folder.is_dir()
-
-
 def test_full_folder_for_temporary_files_is_one_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
