@@ -16,17 +16,8 @@ from minitrain.comm.store import our_store
 
 # phases in the order of a run; 4 bits allow sixteen
 PHASES = (
-    "start",
-    "setup",
-    "data",
-    "forward",
-    "backward",
-    "reduce",
-    "optimizer",
-    "record",
-    "checkpoint",
-    "write",
-    "end",
+    *("start", "setup", "data", "forward", "backward", "reduce", "optimizer"),
+    *("record", "checkpoint", "write", "end"),
 )
 # Least time in seconds to import, join the group and build the model, which can take
 # minutes on a busy machine. The limit of waits between steps does not apply to it.
@@ -114,7 +105,7 @@ def _map(fd: int) -> memoryview:
 
 def file_of(folder: Path, rank: int | str, kind: str = "place") -> Path:
     """Return the path of a rank's file in the run's ``folder``. ``kind`` is ``place``
-    (its heartbeat), ``report`` (its failure), ``stack`` or ``words`` (C++ messages).
+    (its heartbeat), ``report`` (its failure) or ``stack``.
     """
     return folder / f"{kind}-{rank}"
 

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, NoReturn
-from weakref import WeakSet
 
 import torch.distributed as dist
 
@@ -31,13 +30,14 @@ CLOSED = "connection closed by peer"
 
 
 class Seat(NamedTuple):
-    """Contact data of a rank, sent to all other ranks: host, process id, and address of
-    the socket on which the rank accepts connections.
+    """Contact data of a rank, sent to all other ranks: host, process id, address of the
+    socket on which the rank accepts connections, and descriptor of its memory, if any.
     """
 
     host: tuple[str, ...]
     pid: int
     address: str
+    memory: int | None
 
 
 def hosts_of(group: dist.ProcessGroup | None = None) -> list[list[int]]:
@@ -94,7 +94,7 @@ def meet(
         nonlocal memory
         if rank == members[0]:
             memory = _allocate(memory_bytes)
-        return Seat(_host(), os.getpid(), address)
+        return Seat(_host(), os.getpid(), address, memory)
 
     try:
         with socket.socket(socket.AF_UNIX) as door:
@@ -104,8 +104,12 @@ def meet(
             seats = [found[member] for member in members]
             _require_one_host(names, seats)
             links.connect(door, seats)
-            memory = links.share(memory)
-            return links, mmap.mmap(memory, memory_bytes)
+            # only this user can open it
+            with open(f"/proc/{seats[0].pid}/fd/{seats[0].memory}", "r+b") as opened:
+                mapped = mmap.mmap(opened.fileno(), memory_bytes)
+            # the first rank closes its descriptor after that
+            links.barrier()
+            return links, mapped
     except BaseException:
         links.close()
         raise
@@ -146,7 +150,6 @@ class Links:
         self._timeout_s = timeout_s
         self._peers: dict[int, socket.socket] = {}
         self._heads = [rank.to_bytes(HEAD_BYTES, "big") for rank in range(len(names))]
-        _open_links.add(self)
 
     def connect(self, door: socket.socket, seats: Sequence[Seat]) -> None:
         """Connect to lower ranks, and accept connections of higher ranks at ``door``, a
@@ -180,27 +183,6 @@ class Links:
                 self._peers[known] = line
         # all ranks of a barrier send and receive in the same order
         self._peers = dict(sorted(self._peers.items()))
-
-    def share(self, memory: int | None) -> int:
-        """Send ``memory``, a file descriptor on the first rank (None on other ranks),
-        to all ranks, and return this rank's descriptor of it. Collective.
-        """
-        if memory is not None:
-            for peer in self._peers.values():
-                # the barrier names a rank that ended
-                with suppress(OSError):
-                    socket.send_fds(peer, [b"m"], [memory])
-        else:
-            self._peers[0].settimeout(self._timeout_s)
-            try:
-                (memory,) = socket.recv_fds(self._peers[0], 1, 1)[1]
-            except TimeoutError:
-                self._give_up(0, self._silence)
-            except (OSError, ValueError):
-                self._give_up(0, CLOSED)
-            self._peers[0].settimeout(None)
-        self.barrier()
-        return memory
 
     def barrier(self, brings: bytes = b"") -> None:
         """Wait until every rank has called this with the same ``brings``. Collective.
@@ -285,16 +267,3 @@ def _listen(peer: socket.socket, deadline: float) -> bytes:
         return peer.recv(WORD_BYTES)
     finally:
         peer.settimeout(None)
-
-
-# A forked child, such as a data loader's worker, would keep the sockets open after its
-# rank was killed, and the other ranks would not notice.
-_open_links: WeakSet[Links] = WeakSet()
-
-
-def _close_inherited() -> None:
-    for links in list(_open_links):
-        links.close()
-
-
-os.register_at_fork(after_in_child=_close_inherited)

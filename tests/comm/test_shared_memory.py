@@ -171,43 +171,6 @@ def test_rank_that_is_silent_is_named_and_the_group_is_closed() -> None:
     assert seconds[0] < 2
 
 
-def a_child_lives_on_after_its_rank(folder: Path) -> None:
-    with distributed() as (rank, _):
-        shared = SharedMemoryGroup(timeout_s=60)
-        tensor = torch.zeros(1000)
-        shared.all_reduce(tensor)
-        if rank == 1:
-            # a data loader's worker, which outlives its rank
-            child = os.fork()
-            if child == 0:
-                used = "no error"
-                try:
-                    shared.all_reduce(tensor)
-                except Exception as error:
-                    used = type(error).__name__
-                (folder / "child").write_text(used)
-                time.sleep(3)
-                os._exit(0)
-            while not (folder / "child").exists():
-                time.sleep(0.01)
-            os.kill(os.getpid(), signal.SIGKILL)
-        killed = time.monotonic()
-        try:
-            shared.all_reduce(tensor)
-        except RankError as error:
-            message = str(error)
-        (folder / "rank 0").write_text(f"{message} {time.monotonic() - killed:.1f}")
-
-
-def test_child_of_a_killed_rank_hides_nothing(tmp_path: Path) -> None:
-    with pytest.raises(RankError, match=r"rank 1 .*: killed by SIGKILL"):
-        launch(a_child_lives_on_after_its_rank, 2, tmp_path)
-    message, _, seconds = (tmp_path / "rank 0").read_text().rpartition(" ")
-    assert message == "rank 1 is lost: connection closed by peer"
-    assert float(seconds) < 2
-    assert (tmp_path / "child").read_text() == "OSError"
-
-
 # what ranks 0 and 2 call, and what rank 1 does
 KINDS = [
     (("all_reduce", 3, "float32"), ("all_reduce", 4, "float32")),

@@ -1,7 +1,6 @@
 """The ranks' store: in a file of our launcher's folder; facts that must be equal."""
 
 import os
-import socket
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -61,13 +60,6 @@ def test_interfaces_of_one_host(monkeypatch: pytest.MonkeyPatch) -> None:
         launch(os.getpid, 1)
     monkeypatch.delenv("GLOO_SOCKET_IFNAME")
     assert interfaces().startswith("lo")
-
-    def unreachable(*_: object, **__: object) -> None:
-        raise OSError(101, "Network is unreachable")
-
-    monkeypatch.setattr(socket, "create_connection", unreachable)
-    with pytest.raises(UserError, match="no loopback interface is up"):
-        interfaces()
 
 
 def outcomes(everyone: list[dict[str, Any]]) -> list[str]:
