@@ -12,7 +12,7 @@ from torch import nn
 
 from minitrain.analysis.verdicts import VERDICTS
 from minitrain.check.trial import alone, in_memory_of
-from minitrain.core.errors import UserError, lines_of
+from minitrain.core.errors import UserError
 from minitrain.core.params import OptimizerName, PrecisionName
 from minitrain.core.schema import Count, PositiveFloat, Section, Seed, validated
 from minitrain.data.batches import causal_lm_loss
@@ -57,7 +57,7 @@ def by_argument(error: Exception) -> Exception:
     params.yaml (``train.seed``) become names of arguments (``seed``).
     """
     if isinstance(error, UserError):
-        error.args = tuple(SECTION.sub("", line) for line in lines_of(error))
+        error.args = (SECTION.sub("", str(error)),)
     return error.with_traceback(None)
 
 

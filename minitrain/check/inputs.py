@@ -141,7 +141,7 @@ def find_batches(written: str) -> Any:
 @cache
 def _load(path: Path) -> ModuleType:
     # read first, for the operating system's error if it cannot be opened
-    files.require_regular(path, files.MOST_OF_INDEX).read_bytes()
+    files.require_regular(path).read_bytes()
     module = execute(path)
     # a rank cannot import it by this name, but gets batches of a type that it defines
     cloudpickle.register_pickle_by_value(module)
@@ -191,7 +191,7 @@ def text_batches(
     padded labels are -100. Lines are cut to at most ``longest`` bytes, or up to three
     fewer. Lines of fewer than two bytes are skipped; UserError if no others are there.
     """
-    text = files.require_regular(file, files.MOST_OF_RECORDING).read_bytes()
+    text = files.require_regular(file).read_bytes()
     lines = [line for line in text.splitlines() if len(line) > 1]
     if not lines:
         raise UserError(f"{file}: has no line of two bytes")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from minitrain.cli.command import Answer, Names
-from minitrain.core.errors import Mistakes, RankError, UserError, lines_of
+from minitrain.core.errors import RankError, UserError
 from minitrain.core.params import OptimizerName, PrecisionName
 from minitrain.core.printable import as_lines, note
 from minitrain.core.progress import progress
@@ -77,8 +77,7 @@ def answer(options: argparse.Namespace) -> Answer:
         note(f"{steps}, and again with one; a witness computes in float64{every} ...")
         ladders, refused, failed = _climb(options.sync, given)
     except UserError as error:
-        lines = [_by_option(line, options) for line in lines_of(error)]
-        raise Mistakes(*lines) from None
+        raise UserError(_by_option(str(error), options)) from None
     seconds = time.monotonic() - begun
     facts = {
         "strategies": {name: _facts(ladder) for name, ladder in ladders.items()},
@@ -138,7 +137,7 @@ def _climb(
             if sync != ALL:
                 raise
             reasons = failed if isinstance(error, RankError) else refused
-            reasons[name] = "; ".join(lines_of(error))
+            reasons[name] = str(error)
             mistakes.append(error)
     # if none could be tried, the other arguments are wrong: ddp asks least of them
     if not ladders:

@@ -25,7 +25,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from minitrain.core.errors import UserError
-from minitrain.core.files import MOST_OF_INDEX, MOST_OF_METADATA, require_regular
+from minitrain.core.files import require_regular
 
 # suffix of the Hugging Face index, which maps tensors to shards
 INDEX = ".index.json"
@@ -216,7 +216,7 @@ def _shards_of(index: Path) -> dict[Path, list[str]]:
     # tensor names by file; only files in the folder of the index are read
     found: dict[Path, list[str]] = {}
     try:
-        text = require_regular(index, MOST_OF_INDEX).read_text("utf-8")
+        text = require_regular(index).read_text("utf-8")
         for name, file in json.loads(text)["weight_map"].items():
             found.setdefault(index.parent / file, []).append(name)
     # JSON that is nested too deeply raises RecursionError
@@ -295,7 +295,7 @@ class _Metadata(pickle.Unpickler):
 
 
 def _distcp(folder: Path) -> Iterator[Entry]:
-    content = require_regular(folder / METADATA, MOST_OF_METADATA).read_bytes()
+    content = require_regular(folder / METADATA).read_bytes()
     try:
         metadata = _Metadata(io.BytesIO(content)).load()
         stored = {str(n): what for n, what in metadata.state_dict_metadata.items()}

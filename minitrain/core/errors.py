@@ -8,12 +8,10 @@ import difflib
 import errno
 import gc
 import os
-import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterable
 from importlib.util import find_spec
-from pathlib import Path
 
 from minitrain.core.printable import as_lines, printable
 from minitrain.core.signals import Stopped, say, stoppable, stopped_by
@@ -22,12 +20,12 @@ EXIT_EVIDENCE = 1
 EXIT_USER = 2
 # disk full or quota exceeded
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+NO_SPACE = "no space left on the disk"
 # the only hint in torch.save's error when it writes to a path on a full disk
 OF_TORCH = "unexpected pos"
 # packages that all commands import; stages also import LAB, the extra `lab`
 PACKAGES = "blake3 cloudpickle jinja2 numpy pydantic safetensors torch tqdm"
 LAB = "markdown_it markupsafe matplotlib pandas psutil ruamel"
-NO_PROCESS = "cannot start a process or thread; `ulimit -u` limits them"
 
 
 class UserError(Exception):
@@ -38,22 +36,10 @@ class UserError(Exception):
     exit_code = EXIT_USER
 
 
-class Mistakes(UserError):
-    """Several mistakes that the user can fix; ``args`` holds one line for each."""
-
-    def __str__(self) -> str:
-        return "\n".join(self.args)
-
-
 class EvidenceError(Exception):
     """A check of a finished run failed; the message, one line, names the difference."""
 
     exit_code = EXIT_EVIDENCE
-
-
-def lines_of(error: Exception) -> list[str]:
-    """Return the message of ``error`` as lines, one for each mistake."""
-    return [*error.args] if isinstance(error, Mistakes) else [str(error)]
 
 
 def did_you_mean(word: str, allowed: Iterable[str]) -> str:
@@ -68,17 +54,14 @@ def did_you_mean(word: str, allowed: Iterable[str]) -> str:
 class RankError(Exception):
     """A rank failed or timed out; the message, one line, names the rank.
 
-    ``what`` is the cause without names and locations; errors with equal ``what`` and
-    ``step`` count as the same failure. ``of_another``: another rank caused the failure,
-    maybe on another host. ``__notes__`` holds the traceback of the rank, if any.
+    ``of_another``: another rank caused the failure, maybe on another host.
+    ``__notes__`` holds the traceback of the rank, if any.
     """
 
     exit_code = EXIT_USER
     rank: int | None = None
     # a failure of a lower kind is the likely cause of one of a higher kind
     kind: int = 0
-    what: str = ""
-    step: int | None = None
     of_another: bool = False
 
 
@@ -93,21 +76,11 @@ def is_disk_full(error: BaseException | None) -> bool:
     return False
 
 
-def disk_full(path: Path) -> str:
-    """Return the message that no space is left to write ``path``, with the MB free."""
-    there = next(one for one in (path, *path.absolute().parents) if one.exists())
-    free = shutil.disk_usage(there).free / 1e6
-    return f"no space left on the disk: it needs more than the {free:.1f} MB free there"
-
-
 def describe_os_error(error: OSError) -> str:
     """Return one line for an operating-system error: the path, then the reason."""
-    if isinstance(error, BlockingIOError) and error.filename is None:
-        return f"{NO_PROCESS}: {error.strerror}"
     path = error.filename if error.filename is not None else "the operating system"
-    if is_disk_full(error) and isinstance(error.filename, str | Path):
-        return f"{path}: {disk_full(Path(path))}"
-    return f"{path}: {error.strerror or error}"
+    why = NO_SPACE if is_disk_full(error) else error.strerror or error
+    return f"{path}: {why}"
 
 
 def require_packages(names: str = PACKAGES) -> None:
@@ -135,26 +108,19 @@ def run_stage(main: Callable[[], None]) -> None:
         if os.environ.get("MINITRAIN_TRACEBACK") == "1":
             notes = "\n".join(getattr(error, "__notes__", []))
             print(as_lines(notes.split("\n")), end="", file=sys.stderr)
-        _fail(lines_of(error), error.exit_code)
+        _fail(str(error), error.exit_code)
     except OSError as error:
-        _fail([describe_os_error(error)])
-    except RuntimeError as error:
-        # Python has no exception class for this failure
-        if str(error) != "can't start new thread":
-            raise
-        _fail([NO_PROCESS])
+        _fail(describe_os_error(error))
     except KeyboardInterrupt as stop:
         number = stop.number if isinstance(stop, Stopped) else signal.SIGINT
         line, code = stopped_by(number)
-        _fail([line], code)
+        _fail(line, code)
 
 
-def _fail(lines: list[str], code: int = EXIT_USER) -> None:
+def _fail(line: str, code: int = EXIT_USER) -> None:
     try:
         sys.stdout.flush()
     except OSError:
         # Python would try to write the rest at exit, and change the exit code
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    for line in lines:
-        say(printable(" ".join(line.split())), code)
-    sys.exit(code)
+    sys.exit(say(printable(" ".join(line.split())), code))

@@ -19,17 +19,12 @@ import stat
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, AnyStr
+from typing import IO, TYPE_CHECKING, Any
 
-from minitrain.core.errors import UserError, disk_full, is_disk_full
+from minitrain.core.errors import NO_SPACE, UserError, is_disk_full
 
 if TYPE_CHECKING:
     import pandas as pd
-
-# size limits in bytes of files that are read as a whole
-MOST_OF_INDEX, MOST_OF_METADATA, MOST_OF_RECORDING = 1 << 28, 1 << 30, 1 << 34
-# in characters of a text file, else in bytes
-LONGEST_LINE = 1 << 26
 
 
 def _remove_stale(path: Path) -> None:
@@ -131,7 +126,7 @@ def writing(path: Path) -> Iterator[None]:
     except Exception as error:
         if not is_disk_full(error):
             raise
-        raise UserError(f"{path}: {disk_full(path)}") from error
+        raise UserError(f"{path}: {NO_SPACE}") from error
 
 
 @contextmanager
@@ -154,19 +149,14 @@ def write_json(path: Path, value: Any) -> None:
         file.write("\n")
 
 
-def require_regular(path: Path, most: int | None = None) -> Path:
-    """Return ``path`` if it is a regular file or a folder.
-
-    Raises:
-        UserError: ``path`` is a pipe, device or socket, or larger than ``most`` bytes.
-        OSError: ``path`` does not exist or is not accessible.
+def require_regular(path: Path) -> Path:
+    """Return ``path`` if it is a regular file or a folder. Raises UserError for a pipe,
+    device or socket, and OSError if it does not exist or is not accessible.
     """
-    found = path.stat()
+    mode = path.stat().st_mode
     # opening a folder fails later with a clear message
-    if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         raise UserError(f"{path}: is not a regular file, but a pipe or a device")
-    if most is not None and found.st_size > most:
-        raise UserError(f"{path}: has {found.st_size} bytes: must be at most {most}")
     return path
 
 
@@ -208,7 +198,7 @@ def read_json(path: Path, *keys: str) -> Any:
     UTF-8, or one of ``keys`` is missing.
     """
     with reading(path):
-        text = require_regular(path, MOST_OF_INDEX).read_text(encoding="utf-8")
+        text = require_regular(path).read_text(encoding="utf-8")
         value = json.loads(text)
         _require(value, keys)
     return value
@@ -233,19 +223,11 @@ def each_row(path: Path, *keys: str) -> Iterator[dict[str, Any]]:
     """
     with reading(path), open(require_regular(path), encoding="utf-8") as file:
         line = ""
-        for line in each_line(file):
+        for line in file:
             row = json.loads(line)
             _require(row, keys)
             yield row
         _require_end(line)
-
-
-def each_line(file: IO[AnyStr]) -> Iterator[AnyStr]:
-    """Yield the lines of ``file``; ValueError for one over :data:`LONGEST_LINE`."""
-    while line := file.readline(LONGEST_LINE + 1):
-        if len(line) > LONGEST_LINE:
-            raise ValueError(f"a line of more than {LONGEST_LINE >> 20} MiB")
-        yield line
 
 
 def read_jsonl(path: Path, *keys: str) -> list[dict[str, Any]]:
@@ -255,22 +237,16 @@ def read_jsonl(path: Path, *keys: str) -> list[dict[str, Any]]:
 
 def read_csv(path: Path, *columns: str) -> "pd.DataFrame":
     """Return the table in a CSV file with a header. Raises UserError if the file is not
-    valid or is truncated, has not all ``columns``, or a column mixes text and numbers.
+    valid or is truncated, or has not all ``columns``.
     """
     # slow to import, and not needed by the stages about text
     import pandas as pd
 
     with reading(path):
-        text = require_regular(path, MOST_OF_INDEX).read_text(encoding="utf-8")
+        text = require_regular(path).read_text(encoding="utf-8")
         _require_end(text)
         table = pd.read_csv(io.StringIO(text))
         _require(table.columns, columns)
-        for name, column in table.select_dtypes(exclude=["number", "bool"]).items():
-            # a column with both numbers and text is a damaged column of numbers
-            known = column.dropna()
-            damaged = known[pd.to_numeric(known, errors="coerce").isna()]
-            if 0 < len(damaged) < len(known):
-                raise ValueError(f"{name}: {damaged.iloc[0]!r} among numbers")
     return table
 
 

@@ -1,28 +1,24 @@
 """Frozen, validated objects from YAML files.
 
-Unknown keys are errors. Mistakes raise :class:`~minitrain.core.errors.UserError` with
-one line for each, naming the file, the key, the value and the allowed values.
+Unknown keys are errors. A mistake raises :class:`~minitrain.core.errors.UserError`, one
+line with the file, the key, the value and the allowed values.
 """
 
 import re
 import reprlib
-from collections.abc import Sequence
 from pathlib import Path
-from types import NoneType
-from typing import Annotated, Any, TypeVar, get_args
+from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
-from minitrain.core.errors import Mistakes, UserError, did_you_mean
-from minitrain.core.files import MOST_OF_INDEX, require_regular
+from minitrain.core.errors import UserError, did_you_mean
+from minitrain.core.files import require_regular
 from minitrain.core.printable import shortened
 
 # limits of the C types in torch and gloo
 MAX_COUNT, MAX_FLOAT = 2**31 - 1, 1e9
 LONGEST_VALUE = 60
-# maximum number of lines in one error
-MOST_MISTAKES = 20
 # replaces pydantic's messages that name Python types
 WANTED = {
     "int_type": "an integer",
@@ -77,14 +73,14 @@ class Problem(UserError, ValueError):
 
 def load(path: Path, schema: type[S]) -> S:
     """Return ``path``, a YAML file of sections, as an object of ``schema``. Raises
-    UserError (one line per mistake) if it is missing, not YAML, or does not match.
+    UserError if it is missing, not YAML, or does not match.
     """
     # installed only with the extra `lab`
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
 
     try:
-        text = require_regular(path, MOST_OF_INDEX).read_text(encoding="utf-8")
+        text = require_regular(path).read_text(encoding="utf-8")
         document = YAML(typ="safe", pure=True).load(text)
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
@@ -100,25 +96,22 @@ def load(path: Path, schema: type[S]) -> S:
 
 
 def validated(values: dict[str, Any], schema: type[S], start: str = "") -> S:
-    """Return ``values`` as an object of ``schema``, or raise a UserError with one line
-    per mistake, each prefixed with ``start``.
+    """Return ``values`` as an object of ``schema``. Raises UserError: ``start``, the
+    first mistake, and the number of others.
     """
     try:
         return schema.model_validate(values)
     except ValidationError as error:
         # unknown keys first: a misspelt key is also reported as missing
-        details = sorted(error.errors(), key=lambda d: d["type"] != "extra_forbidden")
-        lines = [f"{start}{_one_error(schema, d)}" for d in details[:MOST_MISTAKES]]
-        if more := len(details) - len(lines):
-            lines.append(f"{start}and {more} more")
-        raise Mistakes(*lines) from None
+        first, *more = sorted(
+            error.errors(), key=lambda d: d["type"] != "extra_forbidden"
+        )
+        others = f"; and {len(more)} more" if more else ""
+        raise UserError(f"{start}{_one_error(schema, first)}{others}") from None
 
 
 def _one_error(schema: type[Section], detail: ErrorDetails) -> str:
     kind, value, parts = detail["type"], detail["input"], [*detail["loc"]]
-    # pydantic appends this for an error in the key itself
-    if parts[-1:] == ["[key]"] and kind != "extra_forbidden":
-        parts.pop()
     places = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts]
     key = "".join(places).removeprefix(".")
     if kind == "extra_forbidden":
@@ -129,9 +122,7 @@ def _one_error(schema: type[Section], detail: ErrorDetails) -> str:
     if isinstance(problem, Problem):
         return f"{key}.{problem}" if key else str(problem)
     if kind in WANTED:
-        optional = NoneType in get_args(_field(schema, parts))
-        meant = " (did you mean null?)" if optional and value == "None" else ""
-        return f"{key} = {_shown(value)}: must be {WANTED[kind]}{meant}"
+        return f"{key} = {_shown(value)}: must be {WANTED[kind]}"
     message = re.sub("^(Input|List|Value) should", "must", detail["msg"])
     message = message.removeprefix("Value error, ").partition(" after validation")[0]
     return f"{key} = {_shown(value)}: {message}{_meant(detail)}"
@@ -143,26 +134,19 @@ def _meant(detail: ErrorDetails) -> str:
     return did_you_mean(word, expected) if isinstance(word, str) else ""
 
 
-def _field(schema: type[Section], parts: Sequence[int | str]) -> Any:
-    # the type of a section or key; None below a key, as for the values of a mapping
-    field: Any = schema
-    for part in parts:
-        fields = getattr(field, "model_fields", {})
-        field = fields[part].annotation if part in fields else None
-    return field
-
-
 def _suggestion(schema: type[Section], parts: list[str]) -> str:
-    fields = getattr(_field(schema, parts[:-1]), "model_fields", {})
+    # below a key, as in the values of a mapping, there are no fields
+    fields = schema.model_fields
+    for part in parts[:-1]:
+        kind = fields[part].annotation if part in fields else None
+        fields = getattr(kind, "model_fields", {})
     allowed = f"; allowed: {', '.join(fields)}" if fields else ""
     return did_you_mean(parts[-1], fields) or allowed
 
 
 def _shown(value: object) -> str:
     # YAML spelling; shortened, since aliases can expand to billions of items
-    if isinstance(value, list):
-        few = ["[...]" if isinstance(v, list) else _shown(v) for v in value[:60]]
-        return shortened(f"[{', '.join(few)}]", LONGEST_VALUE)
-    text = reprlib.repr(value) if isinstance(value, dict) else repr(value)
+    nested = isinstance(value, list | dict)
+    text = reprlib.repr(value) if nested else repr(value)
     words = {"None": "null", "True": "true", "False": "false"}
     return shortened(words.get(text, text), LONGEST_VALUE)

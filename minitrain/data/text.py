@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from minitrain.core.errors import UserError
-from minitrain.core.files import each_line, nearest_file
+from minitrain.core.files import nearest_file
 
 VOCAB_SIZE = 256
 BOUNDARY = b"\xff"
@@ -32,7 +32,7 @@ def read_corpus(path: Path) -> Iterator[dict[str, Any]]:
     where, empty = str(path), True
     try:
         with open(path, "rb") as file:
-            for number, raw in enumerate(each_line(file), start=1):
+            for number, raw in enumerate(file, start=1):
                 where = f"{path}:{number}"
                 encoding = "utf-8-sig" if number == 1 else "utf-8"
                 line = raw.decode(encoding).strip()

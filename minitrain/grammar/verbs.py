@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from minitrain.core.errors import UserError, did_you_mean
-from minitrain.core.files import MOST_OF_INDEX, require_regular
+from minitrain.core.files import require_regular
 from minitrain.grammar.phrases import COMPLEMENTS
 
 COLUMNS = ("lemma", "third_person", "past", "past_participle", "present_participle")
@@ -65,7 +65,7 @@ def _wrong(path: Path, line: int, problem: str, allowed: str) -> UserError:
 
 def _text(path: Path) -> str:
     try:
-        return require_regular(path, MOST_OF_INDEX).read_bytes().decode("utf-8-sig")
+        return require_regular(path).read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
         allowed = f"a CSV table of verbs with the columns {', '.join(COLUMNS)}"
         raise UserError(f"{path}: no such file, allowed: {allowed}") from None

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from minitrain.core.errors import UserError, describe_os_error, is_disk_full
-from minitrain.core.files import MOST_OF_RECORDING, require_regular
+from minitrain.core.files import require_regular
 from minitrain.core.printable import note
 
 VERSION = 3
@@ -145,7 +145,7 @@ def read_recording(folder: Path) -> Recording:
 def _read_rank(folder: Path, rank: int) -> OfRank | None:
     path = path_of_rank(folder, rank)
     try:
-        data = require_regular(path, MOST_OF_RECORDING).read_bytes()
+        data = require_regular(path).read_bytes()
     except OSError as error:
         raise UserError(
             f"{path}: cannot be read ({error.strerror}): must be a file of a recording"

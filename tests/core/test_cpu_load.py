@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 import time
@@ -20,45 +21,37 @@ def stat(*cores: tuple[int, int]) -> str:
     return "\n".join(["cpu  1 1 1 1 1 1 1 1 1 1", *rows, "intr 5", "ctxt 9"])
 
 
-@pytest.fixture
-def proc_stat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Readings of three cores, of which this process may use the first two."""
+def test_readings_are_of_the_cores_that_may_be_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of three cores, this process may use the first two."""
     path = tmp_path / "stat"
     path.write_text(stat((10, 1), (20, 2), (90, 90)))
     monkeypatch.setattr(cpu_load, "PROC_STAT", path)
-    monkeypatch.setattr(
-        cpu_load.os, "sched_getaffinity", lambda _: {0, 1}, raising=False
-    )
-    monkeypatch.setattr(cpu_load.os, "sysconf", lambda _: 100)
-    monkeypatch.setattr(cpu_load, "usable_cores", lambda: 2)
-    return path
-
-
-def test_readings_are_of_the_cores_that_may_be_used(proc_stat: Path) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(os, "sysconf", lambda _: 100)
     before = Usage.now()
     # user, nice and system of two cores
     assert (before.busy_s, before.steal_s) == (30, 3)
-    proc_stat.write_text(stat((16, 1), (24, 4), (999, 999)))
+    path.write_text(stat((16, 1), (24, 4), (999, 999)))
     used = Usage.now().since(before)
     assert (used.busy_s, used.steal_s) == (10, 2)
     assert used.at_s > 0
+    assert used.plus(used) == (2 * used.at_s, 20, 4, 2 * used.own_s)
 
 
-def test_load_by_hand(proc_stat: Path) -> None:
+def test_load_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_load, "usable_cores", lambda: 2)
     # in 10 s two cores have 20 s: 12 were computed, 9 of them by the two ranks
-    ranks = [Usage(10.0, 12.0, 1.0, 5.0, 30), Usage(10.0, 11.5, 1.0, 4.0, 20)]
+    ranks = [Usage(10.0, 12.0, 1.0, 5.0), Usage(10.0, 11.5, 1.0, 4.0)]
     found = load_of(ranks)
     assert found["others_share"] == pytest.approx(3 / 20)
     assert found["steal_share"] == pytest.approx(1 / 20)
-    assert found["involuntary_switches_per_s"] == pytest.approx(5)
     # readings are coarse: ranks alone may seem to compute more than all
-    assert load_of([Usage(10.0, 12.0, 0.0, 12.01, 0)])["others_share"] == 0
+    assert load_of([Usage(10.0, 12.0, 0.0, 12.01)])["others_share"] == 0
 
 
-def test_what_cannot_be_read_is_unknown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cpu_load, "PROC_STAT", tmp_path / "none")
+def test_what_is_too_short_is_unknown() -> None:
     found = load_of([Usage.now().since(Usage.now())])
     assert (found["others_share"], found["steal_share"]) == (None, None)
     for unknown in (found, None):

@@ -9,9 +9,7 @@ import pytest
 from project import ROOT, run_python
 
 from minitrain.core.errors import (
-    NO_PROCESS,
     EvidenceError,
-    Mistakes,
     RankError,
     UserError,
     did_you_mean,
@@ -39,7 +37,6 @@ def outcome(
     [
         pytest.param(UserError("a: b = 1"), 2, "a: b = 1", id="user"),
         pytest.param(UserError("one\n  two\n\nthree\n"), 2, "one two three", id="long"),
-        pytest.param(Mistakes("a = 1", "b\n2"), 2, "a = 1\nerror: b 2", id="two"),
         pytest.param(EvidenceError("ranks differ"), 1, "ranks differ", id="evidence"),
         pytest.param(
             PermissionError(13, "Permission denied", "metrics/a.json"),
@@ -52,15 +49,6 @@ def outcome(
             2,
             "the operating system: something odd",
             id="without number or path",
-        ),
-        pytest.param(
-            BlockingIOError(11, "Resource temporarily unavailable"),
-            2,
-            f"{NO_PROCESS}: Resource temporarily unavailable",
-            id="no process left",
-        ),
-        pytest.param(
-            RuntimeError("can't start new thread"), 2, NO_PROCESS, id="no thread left"
         ),
         pytest.param(KeyboardInterrupt(), 130, "interrupted", id="interrupt"),
     ],
@@ -134,4 +122,4 @@ def test_output_that_cannot_be_written_is_one_line() -> None:
             [sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True
         )
     assert done.returncode == 2
-    assert done.stderr == "error: the operating system: No space left on device\n"
+    assert done.stderr == "error: the operating system: no space left on the disk\n"

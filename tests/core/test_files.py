@@ -20,7 +20,6 @@ from minitrain.core.files import (
     read_csv,
     read_json,
     read_jsonl,
-    require_regular,
     sha256_file,
     write_json,
     write_jsonl,
@@ -143,30 +142,12 @@ def test_nothing_but_a_regular_file_is_read(tmp_path: Path) -> None:
         read_manifest(tmp_path)
 
 
-def test_what_is_too_large_is_refused_before_it_is_read(tmp_path: Path) -> None:
-    """Sparse files use no disk space, but would fill memory."""
-    huge = tmp_path / "huge.py"
-    huge.touch()
-    os.truncate(huge, 1 << 40)
-    for read in (read_json, read_csv, load_params, load_verbs):
-        assert "must be at most" in refusal(read, huge)
-    assert "a line of more than 64 MiB" in refusal(read_jsonl, huge)
-    line = f"{huge}: not valid UTF-8 text: a line of more than 64 MiB"
-    assert refusal(list, read_corpus(huge)) == line
-    assert require_regular(huge, 1 << 40) == huge
-    assert "must be at most 4" in refusal(require_regular, huge, 4)
-
-
 def test_what_is_damaged_is_one_line(tmp_path: Path) -> None:
     table = tmp_path / "table.csv"
     rows = "run,ms,equal\ngloo-1,1.5,True\ngloo-2,,False\ngloo-3,2,\n"
     table.write_text(rows)
     assert [*read_csv(table, "ms")["run"]] == ["gloo-1", "gloo-2", "gloo-3"]
     assert "damaged" in refusal(read_csv, table, "seconds")
-    table.write_text(rows.replace("1.5", "1x5"))
-    assert "damaged, or not of this version (ValueError: ms: '1x5'" in refusal(
-        read_csv, table
-    )
     # truncated within a line
     table.write_text(rows.removesuffix(",\n"))
     assert "its end is missing" in refusal(read_csv, table)
@@ -191,7 +172,7 @@ def test_what_nests_without_end_is_one_line(tmp_path: Path) -> None:
     text, aliases = PARAMS_FILE.read_text(), tmp_path / "aliases.yaml"
     for key in ("sync", "num_sentences"):
         aliases.write_text(re.sub(rf"(\n  {key}:).*", rf"\1{lists}", text, count=1))
-        assert f"{key} = [[...]" in refusal(load_params, aliases)
+        assert f"{key} = [[1, 2], [[" in refusal(load_params, aliases)
 
 
 def test_verify_waits_for_no_pipe_and_reads_no_device(tmp_path: Path) -> None:

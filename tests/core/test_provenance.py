@@ -202,14 +202,11 @@ def test_states_of_one_build_may_be_compared() -> None:
 
 
 def test_measurements_of_one_machine_may_be_compared() -> None:
-    require_one_machine({})
-    several = {
-        name: {"machine": machine(), "measured_at": f"2026-0{name[-1]}-02T03:04:05Z"}
-        for name in ("gloo-1", "gloo-2")
-    }
-    require_one_machine(several)
+    here = {"machine": machine()}
+    one = {"gloo-1": here | {"measured_at": "then"}, "gloo-2": here}
+    require_one_machine(one)
     other = {"machine": machine() | {"kernel": "another"}}
-    line = refusal(require_one_machine, several | {"gloo-4": other})
+    line = refusal(require_one_machine, one | {"gloo-4": other})
     differs = f"kernel = 'another', but {machine()['kernel']!r} in gloo-1"
     assert line.startswith(f"gloo-4: {differs}: measured on another machine")
     assert line.endswith("dvc repro --force")

@@ -6,7 +6,6 @@ import pytest
 from one_line import refusal
 from pydantic import Field
 
-from minitrain.core.errors import UserError
 from minitrain.core.schema import (
     Count,
     Distinct,
@@ -74,6 +73,7 @@ def test_values_have_the_types_of_the_schema(tmp_path: Path) -> None:
         ({"trays": "[]"}, "oven.trays = []: must have at least 1 item"),
         ({"trays": "[3, 3]"}, "oven.trays = [3, 3]: must be a list that holds each"),
         ({"trays": "[1, null]"}, "oven.trays[1] = null: must be an integer"),
+        ({"trays": "0"}, "oven.trays = 0: must be a list, such as [1, 2]"),
         (
             {"heat": "tpo"},
             "oven.heat = 'tpo': must be 'bottom' or 'top' (did you mean top?)",
@@ -83,7 +83,6 @@ def test_values_have_the_types_of_the_schema(tmp_path: Path) -> None:
         ({"zzz": "1"}, "oven.zzz: unknown key; allowed: degrees, rack, trays, notes"),
         ({"heat": "[1]"}, "oven.heat = [1]: must be 'bottom' or 'top'"),
         ({"heat": "TOP"}, "oven.heat = 'TOP': must be 'bottom' or 'top' (did you mean"),
-        ({"doors": "None"}, "oven.doors = 'None': must be an integer (did you mean nu"),
         ({"lit": "'True'"}, "oven.lit = 'True': must be true or false"),
         # the values of a mapping have no list of allowed keys
         (
@@ -99,28 +98,12 @@ def test_mistake_is_one_line(
     assert refusal(load, path, Kitchen).startswith(f"{path}: {line}")
 
 
-def test_every_mistake_has_its_line_the_causes_first(tmp_path: Path) -> None:
-    path = written(tmp_path, trays="0", hours="-1", lit="None")
+def test_of_several_mistakes_an_unknown_key_is_named(tmp_path: Path) -> None:
+    """A misspelt key is missing, too."""
+    path = written(tmp_path, trays="0", hours="-1")
     path.write_text(path.read_text().replace("rack", "rakc"))
-    with pytest.raises(UserError) as raised:
-        load(path, Kitchen)
-    assert str(raised.value).splitlines() == [
-        f"{path}: oven.rakc: unknown key (did you mean rack?)",
-        f"{path}: oven.rack: is missing",
-        f"{path}: oven.trays = 0: must be a list, such as [1, 2]",
-        f"{path}: oven.hours = -1: must be greater than 0",
-        # not an optional key
-        f"{path}: oven.lit = 'None': must be true or false",
-    ]
-
-
-def test_mistakes_beyond_twenty_are_counted(tmp_path: Path) -> None:
-    path = written(tmp_path, trays=str([0] * 30))
-    with pytest.raises(UserError) as raised:
-        load(path, Kitchen)
-    lines = str(raised.value).splitlines()
-    assert lines[19].startswith(f"{path}: oven.trays[19] = 0: must be greater")
-    assert lines[20:] == [f"{path}: and 10 more"]
+    line = "oven.rakc: unknown key (did you mean rack?); and 3 more"
+    assert refusal(load, path, Kitchen) == f"{path}: {line}"
 
 
 BAD_FILES = [
@@ -148,7 +131,6 @@ def test_file_that_is_no_set_of_sections(tmp_path: Path) -> None:
 
 def test_problem_shows_a_long_value_short_and_travels_from_a_rank() -> None:
     assert str(Problem("a", None, "b")) == "a = null: must be b"
-    assert str(Problem("a", [True, 1], "b")) == "a = [true, 1]: must be b"
     # the middle is omitted: 28 characters, three dots, 28 characters
     long = str(Problem("a", "x" * 99, "b"))
     assert long == f"a = '{'x' * 27}...{'x' * 27}': must be b"
