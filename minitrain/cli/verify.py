@@ -4,8 +4,8 @@ States are files of torch.save or .safetensors, folders of shards with an index,
 torch.distributed.checkpoint, of any origin: no code in them runs. Of other folders
 it compares file by file. Of two runs (folders such as data/runs/gloo-2) it compares the
 recorded steps of every rank, losses and final states, finds the first step that
-differs, names the probable cause, and judges by the tolerances of the equivalence
-stage; what only one of them has is a difference, but for ranks of a larger world. Two
+differs and names the probable cause; what only one of them has is a difference, but
+for ranks of a larger world. (The equivalence stage judges by tolerances.) Two
 recordings of any loop (docs/recording.md) may be of other world sizes, versions and
 machines: are they the same computation, by bits or within rounding? Exit code 0: equal,
 or the same within rounding, 1: they differ, it is undecided, or a recording has an
@@ -23,7 +23,6 @@ from minitrain.cli.recording_words import compared, only_in_words, page_on, some
 from minitrain.core.errors import UserError
 from minitrain.core.files import nearest_file
 from minitrain.core.printable import as_lines, printable
-from minitrain.proof.words import as_dicts, printed
 from minitrain.report.numbers import plural
 
 if TYPE_CHECKING:
@@ -102,18 +101,17 @@ def _answer_for_runs(a: Path, b: Path) -> Answer:
     from minitrain.compare.run_diff import compare_runs
 
     found = compare_runs(a, b)
-    copied = ("same", "verdict", "losses", "world_sizes", "unlike_ranks")
+    copied = ("verdict", "losses", "world_sizes", "only_in_a", "only_in_b")
+    same = found.verdict == "equal"
     facts = {
-        "equal": found.verdict == "equal",
+        "equal": same,
+        "same": same,
         **{name: getattr(found, name) for name in copied},
         "first": found.first and found.first.facts(),
-        "tolerances": as_dicts(found.rungs),
         "states": {name: asdict(found.states[name]) for name in found.unlike_states},
-        "only_in_a": found.only_in_a,
-        "only_in_b": found.only_in_b,
-        "page": page_on(found.first if found.first_decides else None),
+        "page": page_on(found.first),
     }
-    return Answer(found.same, facts, runs_in_words(found))
+    return Answer(same, facts, runs_in_words(found))
 
 
 def runs_in_words(found: "RunsCompared") -> str:
@@ -121,21 +119,13 @@ def runs_in_words(found: "RunsCompared") -> str:
     steps = plural(found.num_recorded, "recorded step") + " of a rank"
     losses = plural(found.num_losses, "loss", "losses")
     both = f"{steps}, {losses}, {plural(len(found.states), 'final state')}"
+    only = only_in_words(found.only_in_a, found.only_in_b)
     lines = [f"{found.verdict}: {both}"]
-    if found.unlike_ranks:
-        sides = [f"{side}: {what}" for side, what in found.unlike_ranks.items()]
-        lines = [f"different: ranks of {'; ranks of '.join(sides)}"]
-    elif found.first_decides:
-        lines = [f"{found.verdict} at {found.first}"]
-    elif found.only_in_a or found.only_in_b:
-        lines = ["different: what only one of them has"]
-    lines += only_in_words(found.only_in_a, found.only_in_b)
-    if found.equal and not found.same:
-        lines.append(f"equal is what both have: {both}")
-    if found.rungs:
-        lines += printed(found.rungs)
-    if found.first and not found.first_decides:
-        lines.append(f"first difference in bits: {found.first}")
+    if only:
+        lines = ["different: what only one of them has", *only]
+        lines += [f"equal is what both have: {both}"] if found.equal else []
+    if found.first:
+        lines += [f"first difference: {found.first}"]
     if found.losses:
         (step, pair), *_ = found.losses.items()
         more = f" (at most {found.loss_gap:.2g} of it apart)"
@@ -146,7 +136,7 @@ def runs_in_words(found: "RunsCompared") -> str:
     if found.world_sizes[0] != found.world_sizes[1]:
         sizes = " in A, ".join(map(str, found.world_sizes))
         lines.append(f"expected difference: world_size: {sizes} in B")
-    if page := page_on(found.first if found.first_decides else None):
+    if page := page_on(found.first):
         lines.append(f"see {page}")
     return as_lines(lines)
 
@@ -174,11 +164,6 @@ def _asides(found: "Comparison") -> Iterator[str]:
     # yield lines that do not count as differences
     for clause in found.said:
         yield f"names: {clause}"
-    if found.nan:
-        count = plural(sum(found.nan.values()), "NaN")
-        yield f"{count}, of the same bits in both: {some([*found.nan])}"
-    if parts := found.num_parts:
-        yield f"of {plural(parts, 'tensor')} one rank's part alone is there (DTensor)"
     if found.objects:
         yield f"not compared (Python objects): {some(found.objects)}"
     for name, same in found.aliases.items():

@@ -112,19 +112,12 @@ def cause_of(
     if what == What.GRADIENTS:
         return _of_gradients(ranks, values, sides)
     ours, theirs = values.ranks[ranks[0]], values.replay
-    return cause_in_step(ours, theirs, len(values.ranks), sides[0])
+    return _of_step(ours, theirs, len(values.ranks), sides[0])
 
 
-def cause_in_step(
-    ours: State,
-    theirs: State,
-    world_size: int,
-    side: str,
-    rounding: tuple[float, float] = (CLOSE, CLOSE),
-) -> Why:
+def _of_step(ours: State, theirs: State, world_size: int, side: str) -> Why:
     """Return why parameters of ``ours`` (named ``side``) and ``theirs`` differ after a
-    step with the same gradients; UNKNOWN if no pattern fits. ``rounding``: relative
-    errors in the length and direction of the step that rounding may cause.
+    step with the same gradients; UNKNOWN if no pattern fits.
     """
     before, after = (
         [flat(state[when]) for state in (ours, theirs)] for when in ("before", "after")
@@ -135,9 +128,9 @@ def cause_in_step(
         return why(Cause.OTHER_START)
     moved, right = (new - old for new, old in zip(after, before, strict=True))
     (factor,), rest = combination(moved, [right])
-    if rest >= rounding[1]:
+    if rest >= CLOSE:
         return why(Cause.OPTIMIZER)
-    if abs(factor - 1) <= rounding[0]:
+    if abs(factor - 1) <= CLOSE:
         return UNKNOWN
     by_size = rate_by_size(factor, (1, world_size), ("", side))
     return by_size or why(Cause.STEPS, side=side, factor=factor)
@@ -150,11 +143,13 @@ def _of_gradients(ranks: list[int], values: Values, sides: tuple[str, str]) -> W
     found = {rank: flat(values.ranks[rank]["gradients"]) for rank in ranks}
     if any(len(gradient) != len(wanted) for gradient in found.values()):
         return UNKNOWN
-    if "own" not in values.replay:
-        return _of_pair(ranks, found[ranks[0]], wanted, values, sides[0])
     right = flat(values.replay["before"])
     starts = [flat(rank["before"]) for rank in values.ranks]
     elsewhere = [rank for rank, s in enumerate(starts) if not torch.equal(s, right)]
+    if "own" not in values.replay:
+        if elsewhere:
+            return why(Cause.OTHER_START)
+        return _of_pair(found[ranks[0]], wanted, len(values.ranks), sides[0])
     if elsewhere:
         return why(Cause.NOT_BROADCAST, ranks=elsewhere)
     # the right gradient is the sum of the ranks' means, weighted by their shares
@@ -170,15 +165,11 @@ def _of_gradients(ranks: list[int], values: Values, sides: tuple[str, str]) -> W
     return cause or _low_precision(found[ranks[0]], wanted, sides[0])
 
 
-def _of_pair(
-    ranks: list[int], found: Tensor, wanted: Tensor, values: Values, side: str
-) -> Why:
+def _of_pair(found: Tensor, wanted: Tensor, world_size: int, side: str) -> Why:
     # a second run replaces the replay: only the gradients of rank 0 are known
-    if 0 not in ranks:
-        return why(Cause.ALONE, ranks=ranks)
     (factor,), rest = combination(found, [wanted])
     if rest < CLOSE and abs(factor - 1) > CLOSE:
-        return scaled(factor, multiple(factor, len(values.ranks)), side=side)
+        return scaled(factor, multiple(factor, world_size), side=side)
     return _low_precision(found, wanted, side)
 
 

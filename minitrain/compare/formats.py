@@ -10,16 +10,13 @@ stand-in (:class:`Inert`) that only keeps its arguments, or by a list or a dict.
 import io
 import json
 import pickle
-import re
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -31,8 +28,6 @@ from minitrain.core.files import require_regular
 INDEX = ".index.json"
 # file names of torch.distributed.checkpoint
 METADATA, PIECES = ".metadata", "*.distcp"
-# suffix of the entry that describes the local shard of a DTensor
-PART = " (part)"
 # a name, and a Tensor, Unread, Inert, a plain value, or NESTED
 Entry = tuple[str, object]
 # value of the entry of a dict or a list that is not empty, before what is in it
@@ -44,11 +39,6 @@ PLAIN: dict[str, Any] = {
     "builtins.bytes": bytes,
 }
 NUMPY = "numpy."
-NUMBER = re.compile(r"[biufc]\d+")
-
-
-class DamagedError(UserError):
-    """A file of a state is empty, truncated, or of no known format."""
 
 
 @dataclass(frozen=True)
@@ -89,28 +79,6 @@ class Inert:
     def __hash__(self) -> int:
         # not of the path alone: keys of one class would all collide
         return hash(repr(self))
-
-    def as_tensor(self) -> Tensor | None:
-        """Return the tensor of an array or number of NumPy; None if it is another
-        object, or of a type that torch lacks. NumPy builds nothing from the file: its
-        own classes trust what they are given.
-        """
-        try:
-            shape, dtype, fortran, data = (), self.held[0], False, self.held[-1]
-            if self.path == "numpy.core.multiarray._reconstruct":
-                _, shape, dtype, fortran, data = data
-                is_array = self.held[0].path == "numpy.ndarray"
-            else:
-                is_array = self.path == "numpy.core.multiarray.scalar"
-            name, _, _, (_, endian, *fields, _, _, _) = dtype.held
-            is_array = is_array and isinstance(data, bytes) and not any(fields)
-            if not (is_array and NUMBER.fullmatch(name)):
-                return None
-            numbers = np.frombuffer(bytearray(data), endian + name).astype(name)
-            numbers = numbers.reshape(shape, order="F" if fortran else "C")
-            return torch.from_numpy(numbers)
-        except (TypeError, ValueError, AttributeError, IndexError):
-            return None
 
     def __getattr__(self, name: str) -> Any:
         for held in vars(self).get("held", ()):
@@ -172,13 +140,6 @@ def entries(path: Path) -> Iterator[Entry]:
 
 
 def _leaves(entry: object, name: str = "") -> Iterator[Entry]:
-    if isinstance(entry, Tensor) and hasattr(entry, "placements"):
-        # a DTensor in a plain file holds the shard of the rank that wrote it
-        part: Any = entry
-        yield name, part.to_local()
-        placed = ", ".join(map(str, part.placements))
-        yield f"{name}{PART}", f"part of {tuple(entry.shape)}, placed {placed}"
-        return
     inside = [*_inside(entry)]
     if isinstance(entry, Inert) or not inside:
         yield name or "object" if isinstance(entry, Inert) else name, entry
@@ -186,7 +147,7 @@ def _leaves(entry: object, name: str = "") -> Iterator[Entry]:
         yield name, NESTED
     kept: Any = object
     if isinstance(entry, Inert):
-        # plain attributes may be caches: they are not compared; an array is, as a whole
+        # plain attributes may be caches: not compared; NumPy data are, as a whole
         kept = Tensor if entry.path.startswith(NUMPY) else Tensor | Inert
     for key, child in inside:
         for found in _leaves(child, f"{name}.{key}" if name else key):
@@ -245,7 +206,7 @@ def _safetensors(path: Path) -> Iterator[Entry]:
         for name in file.keys():  # noqa: SIM118
             yield name, Unread(partial(_tensor_of, path, file, name))
     except SafetensorError as error:
-        raise DamagedError(f"{path}: not a whole .safetensors file: {error}") from None
+        raise UserError(f"{path}: not a whole .safetensors file: {error}") from None
 
 
 def _tensor_of(path: Path, file: Any, name: str) -> Tensor:
@@ -256,31 +217,21 @@ def _tensor_of(path: Path, file: Any, name: str) -> Tensor:
 
 
 def _torch(path: Path) -> object:
-    with require_regular(path).open("rb") as file:
-        if not file.read(1):
-            raise DamagedError(f"{path}: the file is empty")
-    # the format before torch 1.6 cannot be mapped
-    mapped = zipfile.is_zipfile(path)
-    unsafe = torch.serialization.get_unsafe_globals_in_checkpoint
+    # the error of the operating system names the file
+    with require_regular(path).open("rb"):
+        # the format before torch 1.6 cannot be mapped
+        mapped = zipfile.is_zipfile(path)
     try:
-        names = unsafe(path) if mapped else []
-        if "torch.distributed.tensor.DTensor" in names:
-            # torch.load knows DTensors after this import
-            import_module("torch.distributed.tensor")
-            names = unsafe(path)
+        names: list[str] = []
+        if mapped:
+            names = torch.serialization.get_unsafe_globals_in_checkpoint(path)
         with torch.serialization.safe_globals([(_stand_in(n), n) for n in names]):
             return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
-    except Exception as error:
+    except Exception:
         # a damaged stream may raise anything
-        reason = "not a whole state file: torch.load cannot read it"
-        # a class that is not allowed, or a subclass of dict or list
-        if needed := re.search(
-            r"\bGLOBAL ([\w.]+)|got <class '(\w+\.[\w.]+)'>", str(error)
-        ):
-            name = needed[1] or needed[2]
-            reason = f"needs code to be read ({name}), so it is refused"
-            raise UserError(f"{path}: {reason}") from None
-        raise DamagedError(f"{path}: {reason}") from None
+        raise UserError(
+            f"{path}: not a whole state file, or it needs code to be read"
+        ) from None
 
 
 class _Metadata(pickle.Unpickler):
@@ -332,15 +283,13 @@ def _stored(folder: Path, where: Mapping[Any, Any], name: str, what: Any) -> Any
             if not fits or not lacking[box].all():
                 raise ValueError("another shape or dtype, or pieces that overlap")
             whole[box], lacking[box] = piece, False
+        if lacking.any():
+            raise ValueError("the pieces are not the whole")
+        return whole
     except Exception:
         raise UserError(
             f"{folder}: cannot read {name} of it: damaged, or it needs code to be read"
         ) from None
-    if lacking.any():
-        raise UserError(
-            f"{folder}: the pieces of tensor {name} are not the whole of it"
-        )
-    return whole
 
 
 def _piece(folder: Path, info: Any) -> Any:

@@ -11,19 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from minitrain.compare.formats import (
-    PART,
-    DamagedError,
-    Inert,
-    files_of,
-    is_state,
-    loaded,
-)
+from minitrain.compare.formats import Inert, files_of, is_state, loaded
 from minitrain.compare.states import State, align, place, read_state
 from minitrain.core.errors import UserError
 from minitrain.core.files import require_regular
 from minitrain.core.progress import progress
-from minitrain.proof.ulp import Gap, num_nan, same_bits, same_kind, tensor_gap
+from minitrain.proof.ulp import Gap, same_bits, same_kind, tensor_gap
 
 
 @dataclass(frozen=True)
@@ -45,10 +38,8 @@ class Comparison:
     The counts are for entries in both. ``unlike``: tensors with another dtype or shape;
     ``values``: other entries that differ. The largest distances exclude the tensors
     ``without_distance``, which contain a NaN. ``aliases``: second names of tied
-    weights, in one state only; no difference. ``nan``: the number of NaNs with equal
-    bits, by tensor. ``said``: lines on names that were changed for the comparison.
-    ``num_parts``: DTensors of which the shard of one rank is compared. ``objects``:
-    Python objects, which are not compared.
+    weights, in one state only; no difference. ``said``: lines on names that were
+    changed for the comparison. ``objects``: Python objects, which are not compared.
     """
 
     equal: bool = True
@@ -66,10 +57,8 @@ class Comparison:
     unlike: dict[str, str] = field(default_factory=dict)
     values: dict[str, str] = field(default_factory=dict)
     without_distance: list[str] = field(default_factory=list)
-    nan: dict[str, int] = field(default_factory=dict)
     aliases: dict[str, str] = field(default_factory=dict)
     said: list[str] = field(default_factory=list)
-    num_parts: int = 0
     objects: list[str] = field(default_factory=list)
 
 
@@ -92,19 +81,12 @@ def compare_states(a: State, b: State) -> Comparison:
             found.num_tensors += 1
             found.num_elements += x.numel()
             if not same_bits(x, y):
-                try:
-                    gaps[name] = tensor_gap(x, y)
-                except RuntimeError:  # torch only stores this type
-                    found.unlike[name] = f"{_kind(x)} against other bits"
-                    continue
+                gaps[name] = tensor_gap(x, y)
                 found.first = found.first or _element(name, x, y, gaps[name])
-            elif count := num_nan(x):
-                found.nan[name] = count
         elif isinstance(x, Tensor) or isinstance(y, Tensor):
             found.unlike[name] = f"{_kind(x)} against {_kind(y)}"
         else:
             found.num_values += 1
-            found.num_parts += name.endswith(PART)
             if not _same_value(x, y):
                 found.values[name] = f"{_brief(x)} against {_brief(y)}"
     if gaps:
@@ -142,10 +124,6 @@ def _aliases(state: State, names: list[str], both: list[str]) -> dict[str, str]:
 
 
 def _same_value(a: object, b: object) -> bool:
-    if isinstance(a, Inert) and isinstance(b, Inert):
-        x, y = a.as_tensor(), b.as_tensor()
-        if x is not None and y is not None:
-            return same_kind(x, y) and same_bits(x, y)
     if isinstance(a, float) and isinstance(b, float):
         # NaNs with the same bits are equal, and 0.0 differs from -0.0
         return struct.pack("d", a) == struct.pack("d", b)
@@ -155,11 +133,7 @@ def _same_value(a: object, b: object) -> bool:
 def _brief(value: object) -> str:
     if not isinstance(value, Inert):
         return repr(value)
-    tensor = value.as_tensor()
-    if tensor is None:
-        return f"NumPy data (CRC {crc32(repr(value).encode()):08x})"
-    crc = f" (CRC {crc32(tensor.contiguous().numpy().tobytes()):08x})"
-    return f"NumPy {_kind(tensor)}{crc if tensor.ndim else f' {_shown(tensor)}'}"
+    return f"NumPy data (CRC {crc32(repr(value).encode()):08x})"
 
 
 def _kind(entry: object) -> str:
@@ -217,8 +191,7 @@ def compare_folders(a: Path, b: Path) -> FoldersCompared:
     only state of several files in each folder may have another name.
 
     Raises:
-        UserError: the folders share no state, or one cannot be read that has several
-            files or is whole in the other folder.
+        UserError: the folders share no state, or one of several files cannot be read.
     """
     parts = [dict(_parts(folder, folder)) for folder in (a, b)]
     ours, theirs = ({*found} for found in parts)
@@ -233,26 +206,16 @@ def compare_folders(a: Path, b: Path) -> FoldersCompared:
     for name, paths in pairs.items():
         try:
             found.states[name] = compare_states(*map(read_state, paths))
-        except UserError as error:
+        except UserError:
             # the bytes of a large state are in other files
-            is_large = any(of.get(name, True) for of in parts)
-            if is_large or (
-                isinstance(error, DamagedError) and any(map(_is_whole, paths))
-            ):
+            if any(of.get(name, True) for of in parts):
                 raise
-            # a configuration, or a random state that needs code to be read
+            # a configuration, a random state that needs code to be read, a damaged file
             x, y = map(require_regular, paths)
             found.files[name] = filecmp.cmp(x, y, shallow=False)
     if not found.states:
         raise UserError(f"{a}: no training run, and holds no state that {b} has too")
     return found
-
-
-def _is_whole(path: Path) -> bool:
-    try:
-        return bool(read_state(path))
-    except UserError:
-        return False
 
 
 def beside(state: Path) -> list[str]:

@@ -3,7 +3,6 @@
 A state is read from any of the :mod:`.formats`, minitrain's or foreign.
 """
 
-import re
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from itertools import islice, product
@@ -27,10 +26,6 @@ WRAPPERS = {
 }
 # depth to which a model is searched for in a checkpoint
 DEEPEST = 2
-NAMED = "the optimizer's parameters by name, where one of them has numbers"
-# entries of a state dict of torch.optim
-GROUP = re.compile(r"(.*\b|)param_groups\.\d+\.params\.\d+")
-ENTRY = re.compile(r"(.*\b|)state\.\d+\.")
 PLAIN = "without the words of wrappers in names"
 
 
@@ -69,7 +64,8 @@ def read_state(path: Path) -> State:
 
     Raises:
         UserError: it is empty, truncated, of an unknown format, needs code to be read,
-            or has a tensor that is sparse, quantized, nested or on the meta device.
+            or has a tensor that is sparse, quantized, nested, on the meta device, or
+            one rank's part (DTensor).
     """
     tensors: dict[str, Tensor | Unread] = {}
     values: dict[str, object] = {}
@@ -90,8 +86,8 @@ def read_state(path: Path) -> State:
             raise UserError(f"{path}: two entries are named {name!r}")
         elif isinstance(leaf, Tensor) and not _is_plain(leaf):
             raise UserError(
-                f"{path}: tensor {name} is not plain: sparse, quantized, nested, or "
-                "without values (meta)"
+                f"{path}: tensor {name} is not plain: sparse, quantized, nested, "
+                "without values (meta), or one rank's part (DTensor)"
             )
         elif isinstance(leaf, Tensor | Unread):
             tensors[name] = leaf
@@ -104,7 +100,8 @@ def read_state(path: Path) -> State:
 
 def _is_plain(tensor: Tensor) -> bool:
     is_other = tensor.is_quantized or tensor.is_nested or tensor.is_meta
-    return tensor.layout is torch.strided and not is_other
+    is_part = hasattr(tensor, "placements")
+    return tensor.layout is torch.strided and not (is_other or is_part)
 
 
 @dataclass(frozen=True)
@@ -122,24 +119,20 @@ class Aligned:
 def align(a: State, b: State) -> Aligned:
     """Return both states with names changed so that they match.
 
-    Optimizer entries get names if one state has numbers for parameters. If then no
-    tensor has the same name in both, remove what wrappers (DDP, ...) add to names, then
+    If no tensor has the same name in both, remove what wrappers (DDP, ...) add, then
     search for the model inside a checkpoint; names stay if its place is ambiguous.
     """
-    named = _named(a, b), _named(b, a)
-    said = [] if named[0] is a and named[1] is b else [NAMED]
-    a, b = named
     if {*a.tensors} & {*b.tensors}:
-        return Aligned(a, b, said)
+        return Aligned(a, b, [])
     sides = [state.renamed(_plain) for state in (a, b)]
     has_words = any(_plain(name) != name for name in (*a.tensors, *b.tensors))
-    plain = [*said, PLAIN] if has_words else said
+    said = [PLAIN] if has_words else []
     if {*sides[0].tensors} & {*sides[1].tensors}:
-        return Aligned(sides[0], sides[1], plain)
+        return Aligned(sides[0], sides[1], said)
     roots = _best_roots(*({*state.tensors} for state in sides))
     if roots is None:
-        return Aligned(a, b, said)
-    said, left = [*plain], []
+        return Aligned(a, b, [])
+    left = []
     for side, state, root in zip("AB", sides, roots, strict=True):
         within = _within(root)
         names = [*state.tensors, *state.values]
@@ -170,23 +163,6 @@ def place(state: State, name: str) -> tuple[object, ...]:
     if isinstance(tensor, Unread) or not tensor.numel():
         return (name,)
     return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
-
-
-def _named(mine: State, other: State) -> State:
-    # the groups of both list their parameters in the same order
-    names, listed = {}, {}
-    for key, number in mine.values.items():
-        name, group = other.values.get(key), GROUP.fullmatch(key)
-        if group and isinstance(number, int) and isinstance(name, str):
-            names[f"{group[1]}state.{number}."] = f"{group[1]}state.{name}."
-            listed[key] = name
-
-    def rename(name: str) -> str:
-        entry = ENTRY.match(name)
-        return names.get(entry[0], entry[0]) + name[entry.end() :] if entry else name
-
-    found = mine.renamed(rename) if names else mine
-    return found if found is mine else replace(found, values={**found.values, **listed})
 
 
 def _plain(name: str) -> str:

@@ -2,26 +2,21 @@
 
 import csv
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from minitrain.compare.difference import Cause, Why, why
-from minitrain.compare.formats import loaded
-from minitrain.compare.run_tolerance import Tensors, sampled_at
-from minitrain.compare.states import read_state
 from minitrain.core.files import each_row, reading, require_regular
-from minitrain.proof.ulp import same_kind
-from minitrain.train.step_record import load_tensors, sha256_tensor
+from minitrain.train.step_record import load_tensors
 
 # by kind, step and rank: rows of hashes (batch, tensors), texts (loss), files (state)
 Entries = Mapping[tuple[str, int, int], Any]
 HASHES = "hashes.jsonl"
-# what a row of tensors has, and the kinds of sampled tensors of which it has hashes
+# the hashes in a row of tensors
 ROW = ("gradients", "parameters", "buffers")
-HASHED = {"gradients": "gradients", "after": "parameters"}
 
 
 @dataclass(frozen=True)
@@ -33,32 +28,47 @@ class TrainingRun:
     entries: Entries
     world_size: int
     by_design: Why | None
-    sampled: Tensors
+    sampled: Mapping[str, Tensor]
 
     @property
-    def states(self) -> list[Tensors]:
-        """The final state of every rank."""
-        files = [one for key, one in self.entries.items() if key[0] == "state"]
-        read = [read_state(file).tensors.items() for file in files]
-        return [{name: loaded(tensor) for name, tensor in of} for of in read]
-
-    @property
-    def first_step(self) -> Mapping[str, Tensors]:
+    def first_step(self) -> dict[str, dict[str, Tensor]]:
         """The sampled tensors of step 0: parameters before and after, gradients."""
-        kinds = ("before", "gradients", "after")
-        found = {kind: sampled_at(f"0/{kind}/", self.sampled) for kind in kinds}
+        sampled, found = sorted(self.sampled.items()), {}
+        for kind in ("before", "gradients", "after"):
+            start = f"0/{kind}/"
+            of = {n.removeprefix(start): t for n, t in sampled if n.startswith(start)}
+            found[kind] = of
         # the state before also has buffers
         before = found["before"].items()
         return found | {"before": {n: t for n, t in before if n in found["after"]}}
 
+    def ranks_apart(self, step: int, kind: str) -> list[int]:
+        """Return the ranks whose gradients or parameters (``kind``) are not those of
+        rank 0: every strategy leaves the same ones on all ranks.
+        """
+        rows = [self.entries.get(("tensors", step, r)) for r in range(self.world_size)]
+        held = [row and row[kind] for row in rows]
+        return [rank for rank, one in enumerate(held) if one and one != held[0]]
+
+    def widened(self, world_size: int) -> "TrainingRun":
+        """Return the run with entries of rank 0, which has the gradients and parameters
+        of all ranks, for the ranks that ``world_size`` adds.
+        """
+        more = {}
+        for (kind, step, rank), one in self.entries.items():
+            for other in range(self.world_size, world_size) if rank == 0 else ():
+                same = one | {"rank": other} if kind == "tensors" else one
+                more[kind, step, other] = same
+        return replace(self, entries={**self.entries, **more})
+
     def lacks(self, other: "TrainingRun") -> list[str]:
-        """Return entries that only ``other`` has, but for ranks beyond this run's."""
+        """Return entries that only ``other`` has."""
         held = {rank for kind, _, rank in self.entries if kind == "tensors"}
-        names, keys = [], sorted(other.entries.keys() - self.entries.keys())
-        for kind, step, rank in (key for key in keys if key[2] < self.world_size):
+        names = []
+        for kind, step, rank in sorted(other.entries.keys() - self.entries.keys()):
             name = f"the {kind} of step {step}"
             if kind == "state":
-                name = f"states/{other.entries[kind, step, rank].name}"
+                name = f"states/state-rank-{rank}.pt"
             elif kind == "tensors":
                 name = f"step {step} of rank {rank}" if rank in held else f"rank {rank}"
             names.append(name)
@@ -103,20 +113,6 @@ def read_run(folder: Path) -> TrainingRun:
         if number.isdecimal():
             entries["state", -1, int(number)] = path
     path = folder / "sampled.pt"
-    sampled = load_tensors(path) if path.exists() else {}
     with reading(path):
-        _require_recorded(sampled, entries)
+        sampled = {**load_tensors(path)} if path.exists() else {}
     return TrainingRun(entries, 1 + max(ranks), designed, sampled)
-
-
-def _require_recorded(sampled: Any, entries: Entries) -> None:
-    # the tensors are by STEP/KIND/NAME, and have the hashes that are recorded
-    for full, tensor in sampled.items():
-        step, kind, name = full.split("/", 2)
-        after = sampled.get(f"{step}/after/{name}", tensor)
-        fits = isinstance(tensor, Tensor) and same_kind(tensor, after)
-        if fits and kind in HASHED and step.isdecimal():
-            recorded = entries["tensors", int(step), 0][HASHED[kind]]
-            fits = sha256_tensor(tensor) == recorded[name]
-        if not fits:
-            raise ValueError(f"tensor {full} is not the recorded one")

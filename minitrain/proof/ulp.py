@@ -102,13 +102,6 @@ def _chunks(a: Tensor, b: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
         yield start, flat_a[cut], flat_b[cut]
 
 
-def num_nan(tensor: Tensor) -> int:
-    """Count NaN values; in complex numbers, real and imaginary parts separately."""
-    if not (tensor.is_floating_point() or tensor.is_complex()):
-        return 0
-    return sum(int(x.isnan().sum()) for _, x, _ in _chunks(tensor, tensor))
-
-
 def gaps(a: Tensor, b: Tensor) -> Tensor:
     """Return |a - b| in float64, flat; equal values, including infinities, give 0."""
     x, y = _flat(a).double(), _flat(b).double()

@@ -57,7 +57,6 @@ def test_cause_in_gradients(
         (RIGHT / 2, BOTH, Cause.AVERAGED_TWICE),
         (3.0 * RIGHT, BOTH, Cause.SCALED),
         (RIGHT * (1 + 2**-22), BOTH, Cause.ROUNDING),
-        (RIGHT, [1], Cause.ALONE),
         (RIGHT.flip(0), BOTH, Cause.UNKNOWN),
         (RIGHT[:2], BOTH, Cause.UNKNOWN),
     ],

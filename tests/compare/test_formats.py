@@ -18,18 +18,15 @@ from one_line import refusal
 from pickles import RunsCode
 from safetensors.torch import save_file
 from torch import distributed as dist
-from torch import nn
 from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from minitrain.cli.main import run
 from minitrain.comm.groups import distributed
 from minitrain.compare.formats import METADATA, Inert, loaded
 from minitrain.compare.state_diff import compare_folders, compare_states
-from minitrain.compare.states import NAMED, State, read_state
+from minitrain.compare.states import read_state
 from minitrain.harness.launcher import launch
 
 # of one process, which is what is wanted
@@ -106,35 +103,6 @@ def test_keys_of_one_class_do_not_collide() -> None:
     assert hash(keys[0]) == hash(keys[1]) != hash(keys[2])
 
 
-@pytest.mark.parametrize("num_groups", [1, 2])
-def test_optimizer_by_names_and_by_numbers(tmp_path: Path, num_groups: int) -> None:
-    """A distributed checkpoint names parameters, a plain file counts them."""
-    norm = nn.BatchNorm1d(3)
-    model = nn.Sequential(nn.Linear(2, 3), norm, nn.Linear(3, 3), nn.Linear(3, 3))
-    all_of = [*model.parameters()]
-    matrices = [p for p in all_of if p.dim() > 1]
-    rest = {"params": [p for p in all_of if p.dim() < 2], "weight_decay": 0.0}
-    groups = [{"params": matrices}, rest] if num_groups == 2 else all_of
-    optimizer = torch.optim.AdamW(groups)
-    model(torch.randn(4, 2)).square().sum().backward()
-    optimizer.step()
-    named = dict(zip(("model", "optim"), get_state_dict(model, optimizer), strict=True))
-    dcp = read_state(distcp(tmp_path / "dcp", named))
-    whole = {"model": model.state_dict(), "optim": optimizer.state_dict()}
-    torch.save(whole, tmp_path / "plain.pt")
-    plain = read_state(tmp_path / "plain.pt")
-    for pair in ((dcp, plain), (plain, dcp)):
-        found = compare_states(*pair)
-        assert (found.equal, found.num_tensors) == (True, 11 + 3 * 8)
-        assert found.said == [NAMED]
-    last = "2.weight" if num_groups == 1 else "3.weight"
-    whole["optim"]["state"][4 if num_groups == 1 else 2]["exp_avg"][0, 1] += 1
-    torch.save(whole, tmp_path / "wrong.pt")
-    found = compare_states(dcp, read_state(tmp_path / "wrong.pt"))
-    assert found.first.tensor == f"optim.state.{last}.exp_avg"
-    assert found.num_different_elements == 1
-
-
 def save_a_part(folder: Path) -> None:
     """One rank of two, as under FSDP: each writes its rows, three and two."""
     with distributed():
@@ -146,22 +114,11 @@ def save_a_part(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_parts_of_ranks_are_put_together(parts: Path, tmp_path: Path) -> None:
+def test_parts_of_ranks_are_put_together(parts: Path) -> None:
     whole = torch.arange(20.0).reshape(5, 4)
     assert torch.equal(loaded(read_state(parts).tensors["w"]), whole)
-    # without the others there is what this rank had, and that is said
-    part = read_state(parts / "rank-1.pt")
-    assert torch.equal(part.tensors["w"], whole[3:])
-    assert part.values == {"w (part)": "part of (5, 4), placed S(0)"}
-    found = compare_states(part, part)
-    assert (found.equal, found.num_parts) == (True, 1)
-    plain = State({"w": whole[3:]})
-    assert compare_states(part, plain).only_in_a == ["w (part)"]
-    # also in a file with something that is refused
-    saved = torch.load(parts / "rank-0.pt", weights_only=False)
-    both = {"w": saved, "args": RunsCode(tmp_path / "x")}
-    torch.save(both, tmp_path / "both.pt")
-    assert "needs code to be read" in refusal(read_state, tmp_path / "both.pt")
+    # what one rank had is not the tensor
+    assert "w is not plain" in refusal(read_state, parts / "rank-1.pt")
 
 
 WHOLE = "not a whole checkpoint of torch.distributed.checkpoint"
@@ -206,21 +163,18 @@ def elsewhere(metadata: Any, w: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("change", "line"),
+    "change",
     [
         # beyond the end
-        (lambda metadata, w: setattr(w, "size", torch.Size((4, 5))), UNREAD),
-        (same_twice, UNREAD),
-        (
-            lambda metadata, w: w.chunks.pop(),
-            "the pieces of tensor w are not the whole of it",
-        ),
-        (lambda metadata, w: setattr(w.properties, "dtype", torch.float64), UNREAD),
-        (elsewhere, UNREAD),
+        lambda metadata, w: setattr(w, "size", torch.Size((4, 5))),
+        same_twice,
+        lambda metadata, w: w.chunks.pop(),
+        lambda metadata, w: setattr(w.properties, "dtype", torch.float64),
+        elsewhere,
     ],
 )
 def test_pieces_that_are_not_what_the_metadata_says(
-    parts: Path, tmp_path: Path, change: Callable[[Any, Any], None], line: str
+    parts: Path, tmp_path: Path, change: Callable[[Any, Any], None]
 ) -> None:
     folder = Path(shutil.copytree(parts, tmp_path / "dcp"))
     metadata = pickle.loads((folder / METADATA).read_bytes())
@@ -229,7 +183,7 @@ def test_pieces_that_are_not_what_the_metadata_says(
     for file in folder.glob("*.distcp"):
         (tmp_path / file.name).write_bytes(file.read_bytes())
     found = refusal(lambda: loaded(read_state(folder).tensors["w"]))
-    assert found == f"{folder}: {line}"
+    assert found == f"{folder}: {UNREAD}"
 
 
 @pytest.mark.parametrize(
@@ -337,12 +291,3 @@ def test_name_of_a_file_forges_no_verdict(tmp_path: Path, plain: Path) -> None:
     (folder / "x\nequal: 24 tensors, every bit").touch()
     last = output_of("verify", folder, plain)[1].splitlines()[-1]
     assert last.startswith("not compared: x\\nequal: 24")
-
-
-def test_type_that_torch_lacks_is_one_line(tmp_path: Path) -> None:
-    header = b'{"w":{"dtype":"F6_E2M3","shape":[4],"data_offsets":[0,3]}}'
-    header += b" " * (-len(header) % 8)
-    path = tmp_path / "a.safetensors"
-    path.write_bytes(len(header).to_bytes(8, "little") + header + b"abc")
-    line = refusal(run, ["verify", str(path), str(path)])
-    assert line.startswith(str(path))

@@ -4,7 +4,6 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from minitrain.compare.run_diff import compare_runs
 from minitrain.core.files import read_jsonl, write_jsonl
 from minitrain.train.run import Inject
 from minitrain.train.step_record import load_tensors, save_tensors
-from minitrain.train.worker import Worker
 
 pytestmark = pytest.mark.slow
 Row = dict[str, Any]
@@ -117,16 +115,15 @@ def test_final_state_of_one_rank(clean: Path, copy: Path) -> None:
     nudge(path)
     code, out = output_of("verify", clean, copy)
     assert code == 1
-    lines = out.splitlines()
-    assert lines[0] == ("different: ranks of B: their final states differ")
-    assert lines[-1] == (
+    assert out.splitlines() == [
+        "different: 12 recorded steps of a rank, 6 losses, 2 final states",
         f"state-rank-1.pt: different: 1 of {len(load_tensors(path))} tensors, "
-        "1 element in all; first difference: norm.bias[2]"
-    )
+        "1 element in all; first difference: norm.bias[2]",
+    ]
 
 
 @pytest.mark.parametrize(
-    ("more", "verdict"), [(3.0, "different"), (1e-3, "different"), (1e-6, "within")]
+    ("more", "verdict"), [(3.0, "different"), (1e-3, "different"), (1e-6, "undecided")]
 )
 def test_loss_of_one_step(more: float, verdict: str, clean: Path, copy: Path) -> None:
     path = copy / "losses.csv"
@@ -134,7 +131,7 @@ def test_loss_of_one_step(more: float, verdict: str, clean: Path, copy: Path) ->
     loss = float(lines[3].partition(",")[2])
     path.write_text("\n".join([*lines[:3], f"2,{loss + more}", *lines[4:]]) + "\n")
     code, out = output_of("verify", clean, copy)
-    assert code == (verdict != "within")
+    assert code == 1
     assert out.startswith(verdict)
     assert f"losses: first at step 2: {loss} against {loss + more}" in out
 
@@ -158,29 +155,22 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("runs") / "one", run_ranks(make_run(), 1))
 
 
-def test_two_processes_and_one_are_within_tolerance(clean: Path, alone: Path) -> None:
+def test_two_processes_and_one_are_undecided(clean: Path, alone: Path) -> None:
+    """Rounding, as the first step shows; tolerances are for the equivalence stage."""
     found = compare_runs(clean, alone)
-    assert found.verdict == compare_runs(alone, clean).verdict == "within tolerance"
+    assert found.verdict == compare_runs(alone, clean).verdict == "undecided"
     assert (found.first.step, found.first.what) == (0, "gradients")
     assert found.first.why.cause == Cause.ROUNDING
-    assert {rung.verdict for rung in found.rungs.values()} == {"within tolerance"}
     assert found.only_in_a == []
     code, out = output_of("verify", clean, alone)
-    assert code == 0
-    lines = out.splitlines()
-    assert lines[0].startswith("within tolerance: 6 recorded steps of a rank")
-    assert lines[-1] == "expected difference: world_size: 2 in A, 1 in B"
-
-
-def test_rounding_is_not_why_two_runs_differ(copy: Path, alone: Path) -> None:
-    without_last_loss(copy)
-    code, out = output_of("verify", alone, copy)
     assert code == 1
-    assert out.startswith(
-        "different: what only one of them has\nonly in A: the loss of step 5\n"
-    )
-    assert "\nfirst difference in bits: step 0: gradients" in out
-    assert "see docs/" not in out
+    lines = out.splitlines()
+    assert lines[0].startswith("undecided: 12 recorded steps of a rank")
+    assert lines[1].startswith("first difference: step 0: gradients")
+    assert lines[-2:] == [
+        "expected difference: world_size: 2 in A, 1 in B",
+        "see docs/symptoms/identical-runs-differ.md",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -188,22 +178,16 @@ def test_rounding_is_not_why_two_runs_differ(copy: Path, alone: Path) -> None:
     [
         (bugs.sum_for_mean, "different"),
         (bugs.scaled_loss, "different"),
-        (bugs.mean_of_means, "different"),
-        (bugs.missing_broadcast, "different"),
         (bugs.group_of_one, "different"),
         (bugs.missing_set_epoch, "different"),
         (bugs.low_precision_reduce, "different"),
-        # from the step on where an unstable training could be as well
-        (bugs.optimizer_state_not_restored, "undecided"),
     ],
 )
-def test_tolerances_excuse_no_bug(
-    inject, verdict: str, alone: Path, tmp_path: Path
-) -> None:
+def test_no_bug_is_equal(inject, verdict: str, alone: Path, tmp_path: Path) -> None:
     spoilt = spoilt_by(inject, tmp_path)
     found = compare_runs(spoilt, alone)
     assert found.verdict == verdict
-    assert not compare_runs(alone, spoilt).same
+    assert compare_runs(alone, spoilt).verdict == verdict
     if inject is bugs.missing_set_epoch:
         # rounding at an earlier step does not hide other data
         assert (found.first.step, found.first.what) == (4, "data")
@@ -212,57 +196,21 @@ def test_tolerances_excuse_no_bug(
 @pytest.mark.parametrize(
     ("change", "world_size", "cause"),
     [
-        ({"learning_rate": 3e-3}, 1, Cause.STEPS),
         ({"learning_rate": 3e-3}, 2, Cause.STEPS),
-        ({"optimizer": "sgd"}, 1, Cause.OPTIMIZER),
         ({"optimizer": "sgd"}, 2, Cause.OPTIMIZER),
-        ({"seed": 7}, 1, Cause.UNKNOWN),
+        ({"seed": 7}, 1, Cause.OTHER_START),
     ],
 )
-def test_tolerances_excuse_no_other_training(
+def test_another_training_is_not_equal(
     change: dict[str, Any], world_size: int, cause: Cause, clean: Path, tmp_path: Path
 ) -> None:
     config = replace(make_run(), **change)
     other = write(tmp_path / "other", run_ranks(config, world_size))
     for pair in ((clean, other), (other, clean)):
         found = compare_runs(*pair)
-        assert (found.verdict, found.first.why.cause) == ("different", cause)
-
-
-FUSED = {"fused": True, "foreach": False}
-
-
-@pytest.mark.parametrize(
-    ("settings", "steps", "verdict", "over"),
-    [
-        ({"weight_decay": 0.0}, [0], "different", "undecided"),
-        ({"betas": (0.9, 0.95)}, [0], "different", "undecided"),
-        # the first step may have equal bits, depending on the CPU
-        (FUSED, [0, 1], "within tolerance", "within tolerance"),
-    ],
-)
-def test_other_settings_of_the_optimizer(
-    settings: dict[str, Any],
-    steps: list[int],
-    verdict: str,
-    over: str,
-    clean: Path,
-    alone: Path,
-    tmp_path: Path,
-) -> None:
-    def change(worker: Worker) -> None:
-        worker.optimizer.param_groups[0].update(settings)
-
-    other = spoilt_by(change, tmp_path)
-    found = compare_runs(clean, other)
-    assert found.first.step in steps
-    assert found.first.what == "parameters"
-    assert found.verdict == compare_runs(other, clean).verdict == verdict
-    # and where gradients differ from the first step on
-    for pair in ((alone, other), (other, alone)):
-        found = compare_runs(*pair)
-        assert found.verdict == over
-        assert (found.rungs["first two steps"].verdict == "breach") == (verdict != over)
+        is_sure = cause != Cause.OPTIMIZER
+        assert found.verdict == ("different" if is_sure else "undecided")
+        assert found.first.why.cause == cause
 
 
 def edited(change: Callable[[Row], Any], **where: Any) -> Spoil:
@@ -275,60 +223,42 @@ def edited(change: Callable[[Row], Any], **where: Any) -> Spoil:
     return rewritten(edit)
 
 
-def sampled(change: Callable[[dict[str, Any]], Any]) -> Spoil:
-    """Write another sampled.pt."""
-
-    def spoil(folder: Path) -> None:
-        path = folder / "sampled.pt"
-        torch.save(change(load_tensors(path)), path)
-
-    return spoil
-
-
 def stale_state(folder: Path) -> None:
     for rank in range(2):
         nudge(folder / f"states/state-rank-{rank}.pt")
 
 
-ONES = torch.ones(WIDTH)
-ROW_0, ROW_1 = ({"kind": "tensors", "rank": rank, "step": 2} for rank in range(2))
-
-
-def unlike_hash(kind: str) -> Spoil:
-    return edited(lambda row: row[kind].update({"norm.bias": "0"}), **ROW_1)
+ROW_0 = {"kind": "tensors", "rank": 0, "step": 2}
 
 
 @pytest.mark.parametrize(
-    ("spoil", "line"),
-    [
-        (without_file(STATE_1), "rank 1 has no final state"),
-        (without_rank_1, "rank 1 has no step 0"),
-        (unlike_hash("gradients"), "rank 1 differs from rank 0 at step 2"),
-        (unlike_hash("parameters"), "rank 1 differs from rank 0 at step 2"),
-        (stale_state, "their final state is not the state of step 5"),
-    ],
+    ("spoil", "only"),
+    [(without_file(STATE_1), "states/state-rank-1.pt"), (without_rank_1, "rank 1")],
 )
-def test_damage_to_a_rank_of_the_larger_run(
-    spoil: Spoil, line: str, copy: Path, alone: Path
+def test_rank_that_the_larger_run_lacks(
+    spoil: Spoil, only: str, copy: Path, alone: Path
 ) -> None:
     spoil(copy)
-    for pair in ((copy, alone), (alone, copy)):
-        code, out = output_of("verify", *pair)
-        assert code == 1
-        side = "A" if pair[0] == copy else "B"
-        assert out.startswith(f"different: ranks of {side}: {line}\n")
+    assert compare_runs(copy, alone).only_in_b == [only]
+    found = compare_runs(alone, copy)
+    assert (found.verdict, found.only_in_a) == ("different", [only])
+
+
+@pytest.mark.parametrize("kind", ["gradients", "parameters"])
+def test_rank_that_parts_from_rank_0(kind: str, clean: Path, copy: Path) -> None:
+    row = {"kind": "tensors", "rank": 1, "step": 2}
+    edited(lambda row: row[kind].update({"norm.bias": "0"}), **row)(copy)
+    found = compare_runs(clean, copy)
+    assert (found.verdict, found.first.why.cause) == ("different", Cause.ALONE)
 
 
 @pytest.mark.parametrize(
     ("spoil", "line"),
     [
-        (sampled(lambda t: t | {"0/gradients/norm.bias": ONES}), "0/gradients"),
-        (sampled(lambda t: t | {"1/after/norm.bias": ONES}), "1/after"),
-        (sampled(lambda t: t | {"0/before/norm.bias": torch.ones(9)}), "0/before"),
-        (sampled(lambda t: t | {"early/state/norm.bias": 3}), "early/state"),
-        (sampled(lambda t: [1, 2]), "sampled.pt: damaged"),
-        (sampled(lambda t: {"weight": torch.ones(1)}), "sampled.pt: damaged"),
-        (sampled(lambda t: {"0/after/a": 3}), "sampled.pt: damaged"),
+        (
+            lambda folder: torch.save([1, 2], folder / "sampled.pt"),
+            "sampled.pt: damaged",
+        ),
         (edited(lambda row: row.pop("buffers"), **ROW_0), "'buffers'"),
         (edited(lambda row: row.pop("sha256"), kind="batch"), "'sha256'"),
         (edited(lambda row: row.update(step="2"), **ROW_0), "hashes.jsonl: damaged"),
@@ -362,29 +292,9 @@ class Wider(Bigrams):
 
 def test_other_tensors_are_no_rounding(clean: Path, tmp_path: Path) -> None:
     config = replace(make_run(), factory=Wider)
-    two, one = (write(tmp_path / f"{n}", run_ranks(config, n)) for n in (2, 1))
-    assert compare_runs(two, one).verdict == "within tolerance"
+    one = write(tmp_path / "one", run_ranks(config, 1))
     (one / "sampled.pt").unlink()
     assert compare_runs(clean, one).verdict == "different"
-
-
-def test_rounding_that_begins_after_step_0(clean: Path, tmp_path: Path) -> None:
-    def nudged(worker: Worker, by: float) -> None:
-        reduce, steps = worker.sync.on_bucket, []
-
-        def on_bucket(bucket: Any) -> Any:
-            steps.append(len(steps))
-            if len(steps) == 2:
-                bucket.buffer().mul_(1 + by)
-            return reduce(bucket)
-
-        worker.sync.on_bucket = on_bucket
-
-    for by, verdict in ((1e-6, "within tolerance"), (0.1, "different")):
-        spoilt = spoilt_by(partial(nudged, by=by), tmp_path / verdict)
-        found = compare_runs(spoilt, clean)
-        assert (found.first.step, found.first.what) == (1, "gradients")
-        assert found.verdict == verdict
 
 
 def with_dropout() -> nn.Module:

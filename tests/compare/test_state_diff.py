@@ -41,7 +41,7 @@ FOUND: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "NaN": ([1.0, NAN], [1.0, 2.0], {"without_distance": ["w"], "max_ulp": None}),
     "NaN in both": (
         *([1.0, NAN, NAN], [1.0, NAN, NAN]),
-        {"equal": True, "nan": {"w": 2}, "num_elements": 3},
+        {"equal": True, "num_elements": 3},
     ),
     "empty": ([], [], {"equal": True}),
 }
@@ -119,17 +119,6 @@ def test_other_dtype_or_shape(a: Tensor, b: Tensor, line: str) -> None:
     found = compare_states(state(w=a), state(w=b))
     assert (found.equal, found.unlike) == (False, {"w": line})
     assert found.num_tensors == 0
-
-
-def test_type_that_torch_does_not_compute_with() -> None:
-    for dtype in (torch.float4_e2m1fn_x2, torch.bits8):
-        of = [torch.full((4,), x, dtype=torch.uint8).view(dtype) for x in (1, 2)]
-        a, b = (State({"w": tensor}) for tensor in of)
-        assert compare_states(a, a).equal
-        name = str(dtype).removeprefix("torch.")
-        found = compare_states(a, b)
-        assert found.unlike == {"w": f"{name} (4,) against other bits"}
-        assert not found.equal
 
 
 def test_tensor_against_a_value() -> None:
