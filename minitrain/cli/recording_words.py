@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from minitrain.cli.command import Answer
 from minitrain.core.printable import as_lines
-from minitrain.recording.alarm import in_ranks
 from minitrain.report.numbers import ms, percent, plural
 
 if TYPE_CHECKING:
@@ -131,17 +130,12 @@ def _modules(found: "RecordingsCompared") -> list[str]:
         where = f"the outputs of {calls} agree at step {one.step}"
         return [f"{where}: the difference comes after these, or between them"]
     times = f", call {one.call} of it" if one.call > 1 else ""
-    which = f", {in_ranks(one.ranks)}" if one.ranks else ""
     much = f"about {one.share:.2g} of its size apart"
     much = "not in both, or not finite" if math.isinf(one.share) else much
-    line = f"first module whose output differs at step {one.step}{which}: {one.module}"
-    line += f"{times} ({one.place} of {one.num} in order of execution): {much}"
-    inputs = f"its inputs differ already: look at {one.within or 'the model'}"
-    inputs = "its inputs agree" if one.same_inputs else inputs
-    if one.same_inputs is None:
-        inputs = "its inputs cannot be compared (not read, or not finite)"
-    weights = "" if one.same_weights else ", its weights have other bits before"
-    return [f"{line}; {inputs}{weights}"]
+    line = f"first module whose output differs at step {one.step}: {one.module}{times}"
+    line += f" ({one.place} of {one.num} in order of execution): {much}; its inputs "
+    inputs = {True: "agree", False: "differ already", None: "cannot be compared"}
+    return [line + inputs[one.same_inputs]]
 
 
 def _farthest(found: "RecordingsCompared") -> str:

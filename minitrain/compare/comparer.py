@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from minitrain.compare import step_causes
-from minitrain.compare.align import RowsByRank, StepPair, same_samples, samples
+from minitrain.compare.align import RowsByRank, StepPair, ratio, same_samples, samples
 from minitrain.compare.difference import Cause, Difference, What, Why, why
 from minitrain.compare.distances import Distance, distance
 from minitrain.compare.gradient_causes import cause_in_gradients
 from minitrain.compare.resume import Resumed, cause_of, scale_unlike
 from minitrain.compare.step_causes import at
 from minitrain.recording.alarm import Row
-from minitrain.recording.sketches import common, is_finite
+from minitrain.recording.sketches import common, is_finite, vector
 
 # the largest factor by which rounding grows in a step
 GROWTH = 2.0
@@ -172,7 +172,7 @@ class Comparer:
             return True
         share, before, coarse = found.share, self.share, limits.coarse
         if one.what == What.PARAMETERS:
-            _, share = step_causes.drift_of(place, step.before, step.parameters)
+            share = _share_of_steps(place, step.before, step.parameters)
             before = 0.0
             coarse = coarse if place.trajectory.linear else limits.coarse_adaptive
         elif found.own_size and 4 * found.num_beyond_quick <= found.num:
@@ -204,20 +204,9 @@ def _in_data(step: Step) -> Difference | None:
 
 def _in_parameters(step: Step) -> Difference | None:
     place, found = step.place, step.parameters
-    if found.equal:
+    if found.within:
         return None
-    # also for a small tensor, whose limits are wide
-    if still := step_causes.still_in_one(place):
-        tensor, side, pairs = still
-        stands = why(Cause.STANDS, tensor=tensor, side=side)
-        more = {"tensor": tensor, **place.named(pairs)}
-        return at(place, found.kind, stands, "moves in one alone", **more)
-    if found.within and step.before is None:
-        return None
-    cause, _ = step_causes.drift_of(place, step.before, found)
-    if not found.within:
-        cause = cause or _not_finite(place, found) or why(Cause.OPTIMIZER)
-    return _far(place, found, cause) if cause else None
+    return _far(place, found, _not_finite(place, found) or why(Cause.OPTIMIZER))
 
 
 def _far(place: StepPair, found: Distance, cause: Why) -> Difference:
@@ -239,6 +228,23 @@ def _much(found: Distance) -> str:
     if found.num_beyond > 1:
         gap += f", and {found.num_beyond - 1} more of {found.num} tensors"
     return gap
+
+
+def _share_of_steps(place: StepPair, before: StepPair | None, found: Distance) -> float:
+    # the distance that the steps since ``before`` add, as a share of their length
+    x, y = found.pairs[0]
+    rows = [place.a[x], place.b[y]]
+    if before is not None:
+        if x not in before.a or y not in before.b:
+            return found.whole
+        rows += [before.a[x], before.b[y]]
+    names = common(*(row["parameters"] for row in rows))
+    a, b, *was = (vector(row, "parameters", names) for row in rows)
+    size = math.hypot(*place.trajectory.first_move.values())
+    if was:
+        a, b = a - was[0], b - was[1]
+        size = float(a.norm())
+    return ratio(float((b - a).norm()), size)
 
 
 def _not_finite(place: StepPair, found: Distance) -> Why | None:

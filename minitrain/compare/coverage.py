@@ -10,7 +10,7 @@ from minitrain.compare import align
 from minitrain.compare.align import RankPairs, StepPair, header, samples
 from minitrain.compare.comparer import StepCompared
 from minitrain.compare.difference import START, Cause, Difference, What, why
-from minitrain.compare.resume import near_in
+from minitrain.compare.resume import passed_over
 from minitrain.compare.step_causes import rates_unlike, settings_unlike
 from minitrain.core.errors import UserError
 from minitrain.recording.alarm import in_ranks, lacks
@@ -102,17 +102,14 @@ def start_unlike(a: Recording, b: Recording, first: StepCompared) -> Difference 
     if not pairs or first.parameters.within or is_twin:
         return None
     names, named = unlike[pairs[0]], start.named(pairs)
-    cause, is_open = why(Cause.SEED), False
+    cause = why(Cause.SEED)
     if named:
         cause = why(Cause.NOT_BROADCAST, ranks=named["ranks"])
-    elif near := near_in(a, b):
-        side, step, last = near
-        is_open = step < last
-        cause = why(Cause.CHECKPOINT, side=side, step=step)
-        if is_open:
-            cause = why(Cause.PASSED_OVER, side=side, first=step, last=last)
+    elif around := passed_over(a, b):
+        side, step, last = around
+        cause = why(Cause.PASSED_OVER, side=side, first=step, last=last)
     much = f"{len(names)} of {len(start.first[0]['start'])} tensors are unlike"
-    named["sure"] = not is_open
+    named["sure"] = cause.cause != Cause.PASSED_OVER
     return Difference(START, What.START, cause, much, names[0], **named)
 
 

@@ -39,10 +39,6 @@ class Cause(Enum):
     MODEL = "another model"
     TIED = "{tensor} is tied to {other} in {side} alone"
     SEED = "another seed, or another checkpoint (one kept in 16 bits?)"
-    CHECKPOINT = (
-        "another checkpoint (kept in 16 bits?), of no recorded step; {side} starts "
-        "nearest to step {step} of the other run"
-    )
     PASSED_OVER = (
         "another checkpoint, or {side} resumes the other run between its recorded "
         "steps {first} and {last} (record with every=1 to decide)"
@@ -79,8 +75,6 @@ class Cause(Enum):
     RANDOM_LOST = "the random state of {ranks} was not restored"
     BUFFERS_LOST = "the model's buffers (running means?) were not restored"
     ALSO_LOST = "{tensor} was not restored"
-    STANDS = "{tensor} does not move in {side}"
-    DECAY = "another weight decay"
     HIDDEN = "rounding alone takes the twin as far: a fault could hide"
 
     NO_GRADIENT = "{tensor} has no gradient in {where}"
@@ -99,10 +93,8 @@ class Cause(Enum):
         "another norm"
     )
     MISSING = "{side}: the gradient of {ranks} is missing from the sum"
-    KEEPS_OWN = "{side}: {ranks} keeps its own gradient: not synchronized"
     KEEP_OWN = "ranks that keep their own gradients: {ranks}"
     ALONE = "{ranks} only: not synchronized, or other weights"
-    UNSYNCHRONIZED = "{side}: {tensor} is not synchronized, ranks keep their own"
     MEANS = "{side}: a mean of means: each rank counts the same, whatever its targets"
     MEANS_OF_PASSES = (
         "{side}: a mean of micro-batch means (divide by the targets of all passes and "
@@ -114,7 +106,6 @@ class Cause(Enum):
     ROUNDING = "rounding only: another order of summation, or other threads"
     BETWEEN = "the weights part at a step between (every=1 finds it)"
     FEW = "{few} of {num} tensors alone"
-    FEW_SCALED = "{few} of {num} tensors alone, {tensor} {factor:.3g} times as large"
     BATCH_NORM = "each rank may normalize by its own samples (batch norm?)"
     PUT_TOGETHER = "the ranks' own gradients are alike: put together otherwise"
     NOT_A_MEAN = (
@@ -129,45 +120,27 @@ class Cause(Enum):
 
 # the page on the symptom of a cause, if there is one
 PAGES = {
-    cause: SYMPTOM.format(name)
-    for name, causes in {
-        "accumulation": (
-            *(Cause.KEPT, Cause.OWN_SCALED, Cause.SCALED, Cause.MEANS_OF_PASSES),
-        ),
-        "expected-to-have-finished-reduction": (Cause.NO_GRADIENT,),
-        "identical-runs-differ": (
-            *(Cause.SEED, Cause.ORDER, Cause.RANDOM, Cause.ROUNDING),
-        ),
-        "loss-after-resume": (
-            *(Cause.PASSED_OVER, Cause.POSITION_LOST, Cause.SAMPLER_LOST),
-            *(Cause.OPTIMIZER_LOST, Cause.SCHEDULER_LOST, Cause.SCALER_LOST),
-            *(Cause.NO_STEP, Cause.RANDOM_LOST, Cause.BUFFERS_LOST, Cause.ALSO_LOST),
-        ),
-        "loss-differs": (
-            *(Cause.NO_SAMPLER, Cause.REPEATED, Cause.BATCH_SIZE, Cause.SAMPLES),
-            *(
-                Cause.RATE_MULTIPLIED,
-                Cause.RATE_DIVIDED,
-                Cause.SUMMED,
-                Cause.AVERAGED_TWICE,
-            ),
-            *(Cause.MISSING, Cause.KEEPS_OWN, Cause.KEEP_OWN, Cause.ALONE),
-            *(Cause.UNSYNCHRONIZED, Cause.MEANS, Cause.WEIGHTS, Cause.BATCH_NORM),
-            *(Cause.NOT_BROADCAST, Cause.BUFFERS_NOT_BROADCAST),
-        ),
-        "nan": (Cause.NOT_FINITE,),
+    Cause[name]: SYMPTOM.format(page)
+    for page, names in {
+        "accumulation": "KEPT OWN_SCALED SCALED MEANS_OF_PASSES",
+        "expected-to-have-finished-reduction": "NO_GRADIENT",
+        "identical-runs-differ": "SEED ORDER RANDOM ROUNDING",
+        "loss-after-resume": "PASSED_OVER POSITION_LOST SAMPLER_LOST OPTIMIZER_LOST "
+        "SCHEDULER_LOST SCALER_LOST NO_STEP RANDOM_LOST BUFFERS_LOST ALSO_LOST",
+        "loss-differs": "NO_SAMPLER REPEATED BATCH_SIZE SAMPLES RATE_MULTIPLIED "
+        "RATE_DIVIDED SUMMED AVERAGED_TWICE MISSING KEEP_OWN ALONE MEANS WEIGHTS "
+        "BATCH_NORM NOT_BROADCAST BUFFERS_NOT_BROADCAST",
+        "nan": "NOT_FINITE",
     }.items()
-    for cause in causes
+    for name in names.split()
 }
 
 # causes found by patterns that rounding does not make
 SURE = {
-    *(Cause.NO_GRADIENT, Cause.NOT_FINITE, Cause.KEPT, Cause.RANDOM),
-    *(Cause.OWN_SCALED, Cause.SUMMED, Cause.AVERAGED_TWICE),
-    *(Cause.SCALED, Cause.MISSING, Cause.KEEPS_OWN),
-    *(Cause.UNSYNCHRONIZED, Cause.MEANS, Cause.MEANS_OF_PASSES, Cause.WEIGHTS),
-    *(Cause.REDUCED, Cause.STANDS, Cause.DECAY, Cause.STEPS),
-    *(Cause.RATE_MULTIPLIED, Cause.RATE_DIVIDED),
+    *(Cause.NO_GRADIENT, Cause.NOT_FINITE, Cause.KEPT, Cause.RANDOM, Cause.ALONE),
+    *(Cause.OWN_SCALED, Cause.SCALED, Cause.SUMMED, Cause.AVERAGED_TWICE),
+    *(Cause.MISSING, Cause.MEANS, Cause.MEANS_OF_PASSES, Cause.WEIGHTS, Cause.REDUCED),
+    *(Cause.STEPS, Cause.RATE_MULTIPLIED, Cause.RATE_DIVIDED, Cause.OTHER_START),
     *(Cause.SCALER_LOST, Cause.RANDOM_LOST, Cause.BUFFERS_LOST),
 }
 

@@ -74,8 +74,7 @@ class Distance:
 class _Measured:
     """The tensors of a ``kind`` at ``place``: ``gaps``, distances by pair of ranks,
     without pairs of equal bits; ``far``, the largest of each tensor; ``scale``, its
-    norm in A, or how far training moved it; ``of_all``, the same for all together;
-    ``size`` as in Distance.
+    norm in A, or how far training moved it; ``size`` as in Distance.
     """
 
     place: StepPair
@@ -83,7 +82,6 @@ class _Measured:
     gaps: Mapping[str, Mapping[Pair, float]]
     far: Sizes
     scale: Sizes
-    of_all: float
     size: float
 
     def beyond(self, limits: Sizes) -> list[str]:
@@ -122,8 +120,8 @@ def distance(place: StepPair, kind: What, noise: float) -> Distance:
         gap=all_far if is_noise else found.far[tensor],
         allowed=math.hypot(*limits.values()) if is_noise else allowed,
         size=found.size,
-        own_size=_own_size(found, tensor, pairs[0]),
-        whole=all_far / found.of_all if found.of_all > 0 else math.inf,
+        own_size=found.scale.get(tensor, 0.0),
+        whole=ratio(all_far, _of_all(found.scale)),
         num_beyond=len(beyond),
         num_beyond_quick=len(beyond_quick),
         num=len(found.gaps),
@@ -136,21 +134,17 @@ def _measured(place: StepPair, kind: What) -> _Measured:
     far = {name: max(of.values(), default=0.0) for name, of in gaps.items()}
     if kind == What.PARAMETERS:
         scale = place.trajectory.moved(place.first[0])
-        of_all = size = math.hypot(*filter(math.isfinite, scale.values()))
+        size = _of_all(scale)
     else:
         sides = [{n: norm(one) for n, one in row[kind].items()} for row in place.first]
         finite = (filter(math.isfinite, side.values()) for side in sides)
         size = min(max(side, default=0.0) for side in finite)
-        scale, of_all = sides[0], math.hypot(*sides[0].values())
-    return _Measured(place, kind, gaps, far, scale, of_all, size)
+        scale = sides[0]
+    return _Measured(place, kind, gaps, far, scale, size)
 
 
-def _own_size(found: _Measured, tensor: str, pair: Pair) -> float:
-    if found.kind == What.PARAMETERS:
-        return found.scale.get(tensor, 0.0)
-    # the first pair may not have it, if each rank has optimizers of its own
-    ours, theirs = found.place.a[pair[0]], found.place.b[pair[1]]
-    return norm(ours[found.kind].get(tensor) or theirs[found.kind].get(tensor))
+def _of_all(sizes: Sizes) -> float:
+    return math.hypot(*filter(math.isfinite, sizes.values()))
 
 
 def _gaps(place: StepPair, kind: What) -> dict[str, dict[Pair, float]]:

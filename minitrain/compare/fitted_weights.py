@@ -7,7 +7,7 @@ gradients of their micro-batches. Most faults show in the weights (factors) of t
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, chain
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -32,8 +32,6 @@ CLOSE_FACTORS = 10 * CLOSE
 # Two sums of factors count as equal if they differ by at most this share of what
 # unequal numbers of targets would make of them (see _adds_up).
 SAME_SUM = 0.25
-# the mean of the ranks does not fit if this share of its residual still exceeds CLOSE
-CLEARLY_WORSE = 0.1
 
 
 def multiple(factor: float, world_size: int, close: float = CLOSE) -> Cause | None:
@@ -159,18 +157,16 @@ def cause_in_weights(
     """
     x, y = found.pairs[0]
     a, b = _Side("A", place.a, x), _Side("B", place.b, y)
-    keeps = [_keep_their_own(side.rows, found.tensor) for side in (b, a)]
     sides = (b, a), (a, b)
-    for (side, other), keep_own in zip(sides, keeps, strict=True):
-        if cause := _by_ranks(side, other, found, names, keep_own and not all(keeps)):
-            return cause
-    return next(filter(None, (_by_passes(*pair, names) for pair in sides)), None)
+    by_ranks = (_by_ranks(*pair, found, names) for pair in sides)
+    by_passes = (_by_passes(*pair, names) for pair in sides)
+    return next(filter(None, chain(by_ranks, by_passes)), None)
 
 
 def _by_ranks(
-    side: _Side, other: _Side, found: Distance, names: Iterable[str], keep_own: bool
+    side: _Side, other: _Side, found: Distance, names: Iterable[str]
 ) -> Why | None:
-    rows, rank = side.rows, side.rank
+    rows = side.rows
     sketches_by_rank = [rows[r]["own"] for r in sorted(rows)]
     held = common(dict.fromkeys(names), *sketches_by_rank)
     fits = _fits(side, other, [joined(one, held) for one in sketches_by_rank], held)
@@ -182,15 +178,8 @@ def _by_ranks(
     only_missing_shows = other_rest >= CLOSE
     of_other = [1.0] * len(sketches_by_rank) if only_missing_shows else of_other
     if rest < CLOSE and (missing := missing_in(factors, of_other)):
-        mine = rows[rank]["gradients"]
-        is_alone = rank not in missing and len(missing) == len(sketches_by_rank) - 1
-        if is_alone and any(row["gradients"] != mine for row in rows.values()):
-            cause = why(Cause.KEEPS_OWN, side=side.name, ranks=[rank])
-        else:
-            cause = why(Cause.MISSING, side=side.name, ranks=missing)
+        cause = why(Cause.MISSING, side=side.name, ranks=missing)
         return replace(cause, same_samples=not only_missing_shows)
-    if keep_own:
-        return why(Cause.UNSYNCHRONIZED, side=side.name, tensor=found.tensor)
     if only_missing_shows:
         return None
     sides = side.name, other.name
@@ -202,20 +191,6 @@ def _by_ranks(
     if most and coarse and 10 * other_rest < rest:
         return why(Cause.REDUCED, side=side.name, dtype="16 bits?")
     return None
-
-
-def _keep_their_own(rows: RowsByRank, name: str) -> bool:
-    # whether each rank's gradient of a tensor is its own, clipped or not; bits alone
-    # do not show it, since they may differ by rounding
-    ranks = [rows[rank] for rank in sorted(rows)]
-    together = sketches(ranks, [name]) if name in comparable(ranks) else None
-    if together is None:
-        return False
-    fits = map(together.own_in, range(len(ranks)))
-    return all(
-        rest < CLOSE < CLEARLY_WORSE * of_mean and 0 < factor < 1 + CLOSE
-        for factor, rest, of_mean in fits
-    )
 
 
 def _by_passes(side: _Side, other: _Side, names: Iterable[str]) -> Why | None:

@@ -88,13 +88,7 @@ def _by_distance(place: StepPair, found: Distance, own_alike: bool) -> Why:
     # no sum of gradients explains it: judge by the distance, and the tensors beyond
     few = found.num_beyond_quick
     if 2 * few <= found.num:
-        pairs = zip((place.a, place.b), found.pairs[0], strict=True)
-        a, b = (vector(rows[r], "gradients", [found.tensor]) for rows, r in pairs)
-        times = fit(b, [a])
-        facts = {"few": few, "num": found.num, "tensor": found.tensor}
-        if times and times[1] < CLOSE:
-            return why(Cause.FEW_SCALED, factor=times[0][0], **facts)
-        return why(Cause.FEW, **facts)
+        return why(Cause.FEW, few=few, num=found.num)
     if place.trajectory.trains_buffers and not place.same_size:
         return why(Cause.BATCH_NORM)
     if LOW_PRECISION[0] <= found.whole <= LOW_PRECISION[1]:

@@ -17,9 +17,6 @@ from minitrain.proof.tolerances import (
 CLOSE, CLOSE_ADAPTIVE, LINEAR = 1e-3, 0.02, 1e-3
 # relative error of a gradient in 16 bits
 LOW_PRECISION = (2e-4, 2e-2)
-# weight decay: the largest residual of a gap that is parallel to the weights, and its
-# least size a step, as a share of the weights
-FOLLOWS, LEAST_DECAY = 0.2, 1e-6
 # relative distance of a rate in float32 and in float64
 SAME_RATE = 1e-6
 

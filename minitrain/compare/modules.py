@@ -8,7 +8,7 @@ from math import isnan, nan
 from minitrain.compare.align import StepPair
 from minitrain.compare.comparer import StepCompared
 from minitrain.compare.step_causes import share_apart
-from minitrain.recording.alarm import Row, hashes
+from minitrain.recording.alarm import Row
 
 Call = tuple[str, int]
 Calls = dict[Call, Row]
@@ -22,9 +22,7 @@ class ModulesCompared:
     The call is the ``place``-th of all ``num`` calls and the ``call``-th of this
     module. ``share``: the distance of the outputs as a share of their size, infinity if
     one run has none. ``same_inputs``: equal within rounding (to the bit if ``share`` is
-    within rounding), None if not comparable; ``same_weights``: equal bits. ``within``:
-    the innermost enclosing module with the same inputs, or "". ``ranks``: the ranks
-    that differ, empty for all.
+    within rounding), None if not comparable.
     """
 
     step: int
@@ -34,9 +32,6 @@ class ModulesCompared:
     place: int = 0
     share: float = 0.0
     same_inputs: bool | None = True
-    same_weights: bool = True
-    within: str = ""
-    ranks: tuple[int, ...] = ()
 
 
 def compare_modules(
@@ -61,42 +56,33 @@ def _compare(place: StepPair) -> ModulesCompared | None:
     same = place.same_size and all(a["inputs"] == b["inputs"] for a, b in rows)
     if not (same and all(a and b for a, b in calls)):
         return None
-    # shares by pair of ranks, without outputs that could not be read
-    apart: dict[Call, dict[int, float]] = {}
-    for pair, both in enumerate(calls):
-        for call in both[0]:
-            share = _apart(*both, call, "outputs")
-            if not isnan(share):
-                apart.setdefault(call, {})[pair] = share
-    shares = {call: max(of.values()) for call, of in apart.items()}
+    # without outputs that could not be read
+    names = dict.fromkeys(call for ours, _ in calls for call in ours)
+    found = {call: _apart(calls, call, "outputs") for call in names}
+    shares = {call: share for call, share in found.items() if not isnan(share)}
     limit = place.limits.linear
     # without one beyond rounding, any bit counts
     limit = limit if max(shares.values(), default=0.0) > limit else 0.0
     first = next((c for c, share in shares.items() if share > limit), None)
     if first is None:
         return ModulesCompared(place.step, len(shares))
-    unlike = [pair for pair, share in apart[first].items() if share > limit]
-    both, (a, b) = calls[unlike[0]], rows[unlike[0]]
-    inputs = {c: _apart(*both, c, "inputs") for c in both[0]}
-    same_inputs = [c for c, far in inputs.items() if far <= limit]
-    # calls around it end after it, the innermost first
-    around = (name for name, _ in same_inputs if first[0].startswith(f"{name}."))
+    inputs = _apart(calls, first, "inputs")
     return ModulesCompared(
         place.step,
         len(shares),
         *first,
         place=1 + [*shares].index(first),
         share=shares[first],
-        same_inputs=None if isnan(inputs[first]) else first in same_inputs,
-        same_weights=_weights(a, first[0]) == _weights(b, first[0]),
-        within=next(around, ""),
-        ranks=place.named([place.pairs[n] for n in unlike]).get("ranks", ()),
+        same_inputs=None if isnan(inputs) else inputs <= limit,
     )
 
 
-def _apart(ours: Calls, theirs: Calls, call: Call, kind: str) -> float:
-    both = ours[call][kind], theirs.get(call, {}).get(kind)
-    return nan if any(of and not of["hash"] for of in both) else share_apart(*both)
+def _apart(calls: Sequence[tuple[Calls, Calls]], call: Call, kind: str) -> float:
+    # the largest distance on a rank; NaN if it was read on none
+    pairs = [[of.get(call, {}).get(kind) for of in both] for both in calls]
+    read = [p for p in pairs if any(p) and all(of is None or of["hash"] for of in p)]
+    shares = [share_apart(*pair) for pair in read]
+    return max((share for share in shares if not isnan(share)), default=nan)
 
 
 def _calls(row: Row) -> Calls:
@@ -106,9 +92,3 @@ def _calls(row: Row) -> Calls:
         count[call["module"]] += 1
         found[call["module"], count[call["module"]]] = call
     return found
-
-
-def _weights(row: Row, module: str) -> dict[str, str]:
-    # hashes of parameters and buffers before the step
-    held = {**row["before"], **hashes(row, "buffers")}
-    return {name: one for name, one in held.items() if name.startswith(f"{module}.")}

@@ -82,7 +82,11 @@ def compare_recordings(
     ours, theirs = (resumed.a, resumed.b) if resumed else (ours, theirs)
     places = places_of(ours, theirs, of_twin)
     if not places:
-        raise _nothing_in_common(a, b, resumed)
+        raise UserError(
+            f"{a}: has no recorded step in common with {b}"
+            + (f" from step {resumed.step} on" if resumed else "")
+            + "; record with every=1"
+        )
     versions = {one.header["torch"] for r in (ours, theirs) for one in r.ranks.values()}
     # each optimizer has a trajectory of its own
     comparers = {p.optimizer: Comparer(len(versions) == 1, resumed) for p in places}
@@ -125,19 +129,4 @@ def compare_recordings(
         alarms={side: [*lines] for side, lines in alarms.items()},
         severe={side: [*filter(of.get, of)] for side, of in alarms.items()},
         modules=compare_modules(places, steps),
-    )
-
-
-def _nothing_in_common(a: Path, b: Path, resumed: Resumed | None) -> UserError:
-    if resumed is None:
-        return UserError(f"{a}: has no recorded step in common with {b}")
-    late, straight = (b, a) if resumed.side == "B" else (a, b)
-    steps = next(iter(resumed.whole.ranks.values())).steps
-    if not steps:
-        return UserError(f"{straight}: has no recorded step")
-    last = max(step for number, step in steps if number == 0)
-    return UserError(
-        f"{late}: starts at step {resumed.step} of {straight}, whose last recorded "
-        f"step is {last}, and no step from there on is in both; record with every=1, "
-        "or resume at a multiple of every"
     )

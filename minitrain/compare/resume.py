@@ -3,10 +3,9 @@ the state that were not restored there.
 """
 
 import math
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import pairwise, takewhile
-from operator import itemgetter
+from itertools import pairwise
 
 from minitrain.compare.align import RowsByRank, StepPair, keys_of, rows_at, samples
 from minitrain.compare.difference import Cause, Difference, What, Why, why
@@ -73,57 +72,40 @@ def _by_optimizer(recording: Recording) -> Recording:
     # not known yet; its later steps do not
     ranks = {}
     for rank, one in recording.ranks.items():
-        held: dict[int, set[str]] = {}
-        for (number, _), row in one.steps.items():
-            for group in row["groups"]:
-                held.setdefault(min(number, 1), set()).update(group["parameters"])
-        others = held.get(1, set()) - held.get(0, set())
-        steps = {
-            key: row if key[0] or not others else {**row, **_without(row, others)}
-            for key, row in one.steps.items()
-        }
+        groups = [g for key, row in one.steps.items() if key[0] for g in row["groups"]]
+        others = {name for group in groups for name in group["parameters"]}
+        steps = {}
+        for key, row in one.steps.items():
+            kinds = () if key[0] else ("before", "parameters")
+            own = {k: {n: row[k][n] for n in row[k] if n not in others} for k in kinds}
+            steps[key] = row | own
         ranks[rank] = replace(one, steps=steps)
     return replace(recording, ranks=ranks)
 
 
-def _without(row: Row, names: Container[str]) -> Row:
-    return {
-        kind: {name: of for name, of in row[kind].items() if name not in names}
-        for kind in ("before", "parameters")
-    }
-
-
-def near_in(a: Recording, b: Recording) -> tuple[str, int, int] | None:
+def passed_over(a: Recording, b: Recording) -> tuple[str, int, int] | None:
     """Return (side, first, last): by the distances of parameters, run ``side`` ("A" or
-    "B") probably started from a checkpoint between the recorded steps ``first`` and
-    ``last`` of the other run. If none did: a run that starts near one later step, as
-    both ``first`` and ``last``; else None.
+    "B") may start from a checkpoint between the recorded steps ``first`` and ``last``
+    of the other run; None if neither does.
     """
-    nearest = None
     for side, late, straight in (("B", b, a), ("A", a, b)):
         first = late.ranks[min(late.ranks)].steps.get((0, 0))
         one = straight.ranks[min(straight.ranks)]
-        if not (first and (0, 0) in one.steps):
-            continue
         rows = [row for (number, _), row in one.steps.items() if number == 0]
-        if one.end and "parameters" in one.end:
+        if one.end and "parameters" in one.end and rows:
             last = max(one.end["steps"].get("0", 0) - 1, rows[-1]["step"])
             rows.append({**one.end, "step": last})
+        if not (first and rows):
+            continue
         gaps = [_way(row, first) for row in rows]
-        found = []
-        for (near, one_row), (far, two) in pairwise(zip(gaps, rows, strict=True)):
-            way, count = _way(one_row, two), two["step"] - one_row["step"]
-            is_apart = count > 1 and 2 * count * min(near, far) > way
+        # one that starts near the start of the other resumes nothing
+        pairs = pairwise(zip(gaps, rows, strict=True)) if min(gaps) < gaps[0] else ()
+        for (near, here), (far, there) in pairs:
             # 1 on a straight way, 1.4 in the middle of a random walk
-            is_between = near + far < 1.5 * way and min(gaps) < gaps[0]
-            if is_apart and is_between:
-                found.append(((near + far) / way, one_row["step"], two["step"]))
-        if found:
-            return side, *min(found)[1:]
-        gap, row = min(zip(gaps, rows, strict=True), key=itemgetter(0))
-        if nearest is None and 2 * gap < _way(row, rows[0]):
-            nearest = side, row["step"], row["step"]
-    return nearest
+            is_between = near + far < 1.5 * _way(here, there)
+            if is_between and there["step"] - here["step"] > 1:
+                return side, here["step"], there["step"]
+    return None
 
 
 def _way(a: Row, b: Row) -> float:
@@ -133,7 +115,7 @@ def _way(a: Row, b: Row) -> float:
 
 def _starts_in(late: Recording, straight: Recording, number: int) -> list[int]:
     # steps at which ``straight`` has the parameters with which ``late`` starts, and of
-    # these the ones that are most like the first step of ``late`` in all else
+    # these, if any, the ones at which it reads the same samples
     one = straight.ranks[min(straight.ranks)]
     first = late.ranks[min(late.ranks)].steps.get((number, 0))
     rows = {step: row for (of, step), row in one.steps.items() if of == number}
@@ -143,37 +125,24 @@ def _starts_in(late: Recording, straight: Recording, number: int) -> list[int]:
         held += [(one.end["steps"].get(str(number), 0), hashes(one.end, "parameters"))]
     if not (first and first["before"]):
         return []
-    read = samples(rows_at(late, (number, 0)))
-
-    def likeness(step: int) -> list[bool]:
-        row, ours = rows.get(step, {}), samples(rows_at(straight, (number, step)))
-        same = [row.get(key) == first[key] for key in ("moments", "random", "lr")]
-        is_read = bool(read) and ours == read
-        # a learning rate alone makes no resumed run of one that starts alike
-        return [is_read, *same[:2], is_read or step == 0, same[2]]
-
-    begun = first["before"].items()
-    like = {step: likeness(step) for step, of in held if begun <= of.items()}
-    most = max(like.values(), default=[])
-    return sorted(step for step, of in like.items() if of == most)
+    begun, read = first["before"].items(), samples(rows_at(late, (number, 0)))
+    steps = sorted({step for step, of in held if begun <= of.items()})
+    like = [s for s in steps if samples(rows_at(straight, (number, s))) == read]
+    return like if like and read else steps
 
 
 def _aligned(late: Recording, straight: Recording, side: str, step: int) -> Resumed:
-    # the number of steps of each optimizer before; exact if every step was recorded
-    before = takewhile((0, step).__ne__, keys_of(straight))
-    counts = {number: last + 1 for number, last in before}
     starts = {0: step}
     for number in {number for number, _ in keys_of(late)} - {0}:
         steps = _starts_in(late, straight, number)
-        count = counts.get(number, 0)
-        if not steps and (number, count) not in keys_of(straight):
+        if len(steps) != 1:
             raise UserError(
-                f"{late.folder}: optimizer {number} starts with the parameters of no "
-                f"recorded step of {straight.folder}; record with every=1"
+                f"{late.folder}: optimizer {number} starts with the parameters of "
+                f"{len(steps)} recorded steps of {straight.folder}, not of one; record "
+                "with every=1"
             )
-        # without any, the comparison of that step names what was not restored
-        starts[number] = min((abs(one - count), one) for one in steps or [count])[1]
-    both = _from(straight, counts | starts, {}), _from(late, {}, starts)
+        starts[number] = steps[0]
+    both = _from(straight, starts, {}), _from(late, {}, starts)
     return Resumed(*(both if side == "B" else both[::-1]), side, starts, straight)
 
 

@@ -6,26 +6,13 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor
-
 from minitrain.compare.align import Pair, RowsByRank, StepPair, ratio, samples
 from minitrain.compare.difference import UNKNOWN, Cause, Difference, What, Why, why
-from minitrain.compare.distances import Distance
 from minitrain.compare.fitted_weights import rate_by_size
-from minitrain.compare.gradient_causes import is_multiple
-from minitrain.compare.limits import (
-    CLOSE,
-    CLOSE_ADAPTIVE,
-    FOLLOWS,
-    LEAST_DECAY,
-    SAME_RATE,
-)
+from minitrain.compare.limits import CLOSE, SAME_RATE
 from minitrain.recording.alarm import Row
 from minitrain.recording.rules_of_steps import settings_of
-from minitrain.recording.sketches import apart, common, fit, is_finite, norm, vector
-
-# a step of so many units in the last place is not rounded away
-UNITS = 64
+from minitrain.recording.sketches import apart, common, is_finite
 
 
 def at(place: StepPair, what: What, cause: Why, much: str, **more: Any) -> Difference:
@@ -40,10 +27,6 @@ def cause_in_data(place: StepPair, before: StepPair | None) -> Why:
     inputs = [samples(rows, "unlabelled") for rows in (place.a, place.b)]
     if inputs[0] and inputs[0] == inputs[1]:
         return why(Cause.LABELS)
-    # NaN inputs of several samples can have the same bytes
-    broken = [any(x.get("not_finite") for x in y.values()) for y in (place.a, place.b)]
-    if broken[0] != broken[1]:
-        return why(Cause.NOT_FINITE, side="A" if broken[0] else "B")
     for side, rows, ours, theirs in (("B", place.b, b, a), ("A", place.a, a, b)):
         more = [ours[digest] for digest in ours - theirs]
         if more and min(more) > 1:
@@ -113,86 +96,6 @@ def _same_setting(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-def drift_of(
-    place: StepPair, before: StepPair | None, found: Distance
-) -> tuple[Why | None, float]:
-    """Return the cause of a drift of parameters that rounding cannot make (steps of
-    another length, another weight decay), else None; and the distance that the steps
-    since ``before`` (the previous recorded step) add, as a share of their length.
-    """
-    if before is None:
-        names = common(*(row["parameters"] for row in place.first))
-        a, b = (vector(row, "parameters", names) for row in place.first)
-        size = math.hypot(*place.trajectory.first_move.values())
-        return _of_decay(b - a, [], a, 1), ratio(float((b - a).norm()), size)
-    x, y = found.pairs[0]
-    rows = [place.a[x], before.a.get(x), place.b[y], before.b.get(y)]
-    there = [row for row in rows if row is not None]
-    if len(there) < len(rows):
-        return None, found.whole
-    names = common(*(row["parameters"] for row in there))
-    now_a, was_a, now_b, was_b = (vector(row, "parameters", names) for row in there)
-    ours, theirs = now_a - was_a, now_b - was_b
-    share = ratio(float((theirs - ours).norm()), float(ours.norm()))
-    close = CLOSE if place.trajectory.linear else CLOSE_ADAPTIVE
-    whole = fit(theirs, [ours])
-    if whole and is_multiple(whole, close) and abs(whole[0][0] - 1) > close:
-        factor = whole[0][0]
-        by_size = rate_by_size(factor, place.world_sizes)
-        return by_size or why(Cause.STEPS, side="B", factor=factor), share
-    return _of_decay(theirs - ours, [ours], was_a, place.step - before.step), share
-
-
-def _of_decay(
-    gap: Tensor, moves: Sequence[Tensor], weights: Tensor, steps: int
-) -> Why | None:
-    # weight decay makes a gap that is parallel to the weights
-    found = fit(gap, [weights, *moves])
-    if found is None:
-        return None
-    (decay, *_), rest = found
-    if rest > FOLLOWS or abs(decay) < LEAST_DECAY * steps:
-        return None
-    # the steps alone must not explain the gap as well
-    without = fit(gap, moves)
-    return None if without and without[1] < 2 * rest else why(Cause.DECAY)
-
-
-def still_in_one(place: StepPair) -> tuple[str, str, list[Pair]] | None:
-    """Return the first tensor that only one run updates, the side that does not update
-    it, and the pairs of ranks; None if there is none. Tensors count if both runs have a
-    gradient for them that is more than noise.
-
-    Limits are wide for a small tensor, since under Adam rounding alone may carry it
-    far; but rounding does not stop it, if the step is long enough.
-    """
-    found: dict[tuple[str, str], list[Pair]] = {}
-    for x, y in place.pairs:
-        a, b = place.a[x], place.b[y]
-        kinds = [row[kind] for row in (a, b) for kind in ("parameters", "gradients")]
-        for name in common(*kinds):
-            in_a, in_b = _stands(a, name), _stands(b, name)
-            if in_a != in_b and all(_must_move(place, r, name) for r in (a, b)):
-                found.setdefault((name, "A" if in_a else "B"), []).append((x, y))
-    return next(((*key, pairs) for key, pairs in found.items()), None)
-
-
-def _stands(row: Row, name: str) -> bool:
-    return bool(row["before"].get(name) == row["parameters"][name]["hash"])
-
-
-def _must_move(place: StepPair, row: Row, name: str) -> bool:
-    gradient = norm(row["gradients"][name])
-    largest = max(norm(entry) for entry in row["gradients"].values())
-    if not gradient > place.limits.gradients * largest:
-        return False
-    # the length of a step: Adam's is the rate, SGD's is rate times gradient
-    size = math.sqrt(place.trajectory.numel.get(name, 0))
-    reach = gradient if place.trajectory.linear else max(gradient, size)
-    unit = place.trajectory.eps.get(name, 1.0) * norm(row["parameters"][name])
-    return min(row["lr"], default=0.0) * reach > UNITS * unit
-
-
 def state_unlike(place: StepPair) -> Difference | None:
     """Return the first difference in bits of the optimizer's state, or None."""
     of_a, of_b = (_state_held(rows) for rows in (place.a, place.b))
@@ -239,37 +142,27 @@ def cause_in_buffers(ranks: Sequence[int], world_size: int) -> Why:
 def buffers_unlike(place: StepPair, exact: bool) -> Difference | None:
     """Return the difference in the buffer that is farthest apart, or None. If ``exact``
     (all compared before has equal bits), any bit counts; else only more than rounding
-    to 16 bits, which is sure only if the buffer is finite in one run only.
+    to 16 bits, or what is not finite, and neither is sure.
     """
     far: dict[str, dict[int, float]] = {}
     for rank, _ in place.pairs:
         a, b = place.a[rank]["buffers"], place.b[rank]["buffers"]
         for name in {**a, **b}:
-            x, y = a.get(name), b.get(name)
-            share = share_apart(x, y)
-            # infinities may be a mask's, NaN is no usual value
-            is_nan = any(one and math.isnan(one.get("norm", 0.0)) for one in (x, y))
-            if math.isnan(share) and (exact or is_nan):
-                share = math.inf
+            share = share_apart(a.get(name), b.get(name))
+            share = math.inf if math.isnan(share) else share
             if share > (0.0 if exact else place.limits.coarse):
                 far.setdefault(name, {})[rank] = share
     if not far:
         return None
     name = max(far, key=lambda one: max(far[one].values()))
     share, ranks = max(far[name].values()), [*far[name]]
-    entries = [rows[ranks[0]]["buffers"].get(name) for rows in (place.a, place.b)]
-    finite = {
-        bool(entry and ("norm" not in entry or is_finite(entry))) for entry in entries
-    }
     much = f"about {share:.2g} of its size apart"
-    if math.isinf(share):
-        much = "other numbers" if finite == {True} else "not in both, or not finite"
+    much = "other numbers, or not finite" if math.isinf(share) else much
     cause = why(Cause.UNREAD)
     if exact:
         cause = cause_in_buffers(ranks, place.world_sizes[0])
     more = {"tensor": name, **place.named([(rank, rank) for rank in ranks])}
-    sure = exact or len(finite) == 2
-    return at(place, What.BUFFERS, cause, much, sure=sure, **more)
+    return at(place, What.BUFFERS, cause, much, sure=exact, **more)
 
 
 def share_apart(a: Row | None, b: Row | None) -> float:

@@ -162,11 +162,10 @@ def changed(name: str, change: Callable[[torch.Tensor], Any]) -> Callable[..., N
 
 
 FAULTS = {
-    "momentum": ("norm.running_mean", lambda b: b.mul_(1.5), "undecided"),
-    "nan": ("norm.running_var", lambda b: b.fill_(math.nan), "different"),
-    "inf": ("norm.running_var", lambda b: b.fill_(math.inf), "different"),
-    "average": ("average", lambda b: b.mul_(0.9), "undecided"),
-    "count": ("count", lambda b: b.add_(1), "undecided"),
+    "momentum": ("norm.running_mean", lambda b: b.mul_(1.5)),
+    "nan": ("norm.running_var", lambda b: b.fill_(math.nan)),
+    "average": ("average", lambda b: b.mul_(0.9)),
+    "count": ("count", lambda b: b.add_(1)),
 }
 
 
@@ -178,10 +177,10 @@ def test_buffers_apart_by_rounding_are_the_same(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_buffers_that_training_does_not_read(tmp_path: Path, fault: str) -> None:
-    name, change, verdict = FAULTS[fault]
+    name, change = FAULTS[fault]
     changes = OTHER_ORDER | {"after": changed(name, change)}
     found = compared(tmp_path, changes, model=Average, optimizer=sgd)
-    assert found.verdict == verdict
+    assert found.verdict == "undecided"
     assert (found.first.what, found.first.tensor) == ("buffers", name)
     assert found.first.step == 10
 
