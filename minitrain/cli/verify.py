@@ -87,7 +87,7 @@ def answer(options: argparse.Namespace) -> Answer:
 
 
 def _kind(path: Path) -> str:
-    from minitrain.compare.training_run import is_run
+    from minitrain.compare.run_diff import is_run
     from minitrain.recording.format import is_recording
 
     if is_recording(path):

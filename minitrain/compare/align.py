@@ -69,13 +69,12 @@ def _unpadded(rows: RowsByRank) -> dict[str, Sequence[str]]:
 
 @dataclass(frozen=True)
 class Trajectory:
-    """How far one optimizer moves parameters. By tensor: ``numel``, elements; ``eps``,
-    spacing of floats at 1; ``first``, fingerprints after the first recorded step;
+    """How far one optimizer moves parameters. By tensor: ``eps``, spacing of floats at
+    1; ``first``, fingerprints after the first recorded step;
     ``first_move``, estimated norm of that step. ``linear``: steps are linear in the
     gradients (SGD), not as with Adam; ``trains_buffers``: training changes buffers.
     """
 
-    numel: Mapping[str, int]
     eps: Mapping[str, float]
     first: Mapping[str, Row]
     first_move: Mapping[str, float]
@@ -248,7 +247,6 @@ def _trajectory(a: Recording, b: Recording, optimizer: int) -> Trajectory:
     one = next(r for r in ranks if any(key[0] == optimizer for key in r.steps))
     rows = [row for key, row in sorted(one.steps.items()) if key[0] == optimizer]
     first, about = rows[0]["parameters"], one.header["parameters"]
-    numel = {name: math.prod(entry["shape"]) for name, entry in about.items()}
     # the coarser type of both runs, in which rounding is larger
     heads = header(b)["parameters"], about
     types = {name: [h[name]["dtype"] for h in heads if name in h] for name in about}
@@ -259,12 +257,11 @@ def _trajectory(a: Recording, b: Recording, optimizer: int) -> Trajectory:
         rate, gradients = max(rows[0]["lr"], default=0.0), rows[0]["gradients"]
         move, settings = {}, settings_of(rows[0])
         for name in common(first, gradients):
-            size = math.sqrt(numel.get(name, 0))
+            size = math.sqrt(math.prod(about[name]["shape"]))
             # under Adam each element moves by the rate, even if its gradient is noise
             is_adam = "betas" in settings.get(name, {})
             move[name] = rate * (size if is_adam else min(norm(gradients[name]), size))
     return Trajectory(
-        numel=numel,
         eps={name: max(map(_eps, of)) for name, of in types.items()},
         first=first,
         first_move={name: move.get(name, 0.0) for name in first},

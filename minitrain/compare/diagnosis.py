@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from minitrain.compare.difference import UNKNOWN, Cause, Difference, What, Why, why
-from minitrain.compare.fitted_weights import (
+from minitrain.compare.gradient_causes import (
     cause_in_factors,
     missing_in,
     multiple,

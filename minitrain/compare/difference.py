@@ -149,20 +149,18 @@ SURE = {
 class Why:
     """A cause with the ``facts`` for its sentence. ``same_samples``: the gradient is a
     combination of gradients of the other run, so both runs read the same samples.
-    ``own``: the ranks whose own gradients differ, before any reduction; ``own_alike``:
-    own gradients agree, so rounding is not the cause.
+    ``own``: the ranks whose own gradients differ, before any reduction.
     """
 
     cause: Cause
     facts: Mapping[str, Any] = field(default_factory=dict)
     same_samples: bool = False
     own: tuple[int, ...] = ()
-    own_alike: bool = False
 
     @property
     def sure(self) -> bool:
         """Return whether rounding cannot be the cause."""
-        return self.own_alike or self.cause in SURE
+        return self.cause in SURE
 
     def __str__(self) -> str:
         facts = {

@@ -8,7 +8,7 @@ from typing import Any
 
 from minitrain.compare.align import Pair, RowsByRank, StepPair, ratio, samples
 from minitrain.compare.difference import UNKNOWN, Cause, Difference, What, Why, why
-from minitrain.compare.fitted_weights import rate_by_size
+from minitrain.compare.gradient_causes import rate_by_size
 from minitrain.compare.limits import CLOSE, SAME_RATE
 from minitrain.recording.alarm import Row
 from minitrain.recording.rules_of_steps import settings_of

@@ -152,9 +152,3 @@ def test_tied_weights_that_one_format_keeps_once() -> None:
     # equal numbers elsewhere in memory are another tensor
     untied = compare_states(state(wte=tied, head=tied.clone()), b)
     assert (untied.equal, untied.only_in_a) == (False, ["head"])
-
-
-def test_conjugate_that_was_not_resolved() -> None:
-    a, b = (torch.tensor([1 + one]).conj() for one in (2j, 3j))
-    found = compare_states(state(w=a), state(w=b))
-    assert (found.first.a, found.first.b) == ("1-2j", "1-3j")

@@ -7,7 +7,6 @@ import pickle
 import re
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
-from enum import Enum
 from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -163,32 +162,16 @@ def read_each(folder: Path, *entries: object) -> list[State]:
     ]
 
 
-@pytest.mark.parametrize("wrap", [lambda of: of, lambda of: {of}], ids=["bare", "set"])
-def test_classes_are_compared_by_identity(
-    tmp_path: Path, wrap: Callable[[object], object]
-) -> None:
-    """A class equals itself in two files; no other class, and not its name."""
-    by_name = "torch.optim.adamw.AdamW"
-    entries = [torch.optim.AdamW, torch.optim.AdamW, torch.optim.Adam, by_name]
-    a, same, other, name = read_each(tmp_path, *map(wrap, entries))
+def test_classes_are_compared_by_identity(tmp_path: Path) -> None:
+    """A class equals itself in two files, also in a set; no other, and not its name."""
+    name, classes = "torch.optim.adamw.AdamW", (torch.optim.AdamW, torch.optim.Adam)
+    entries = [{classes[0]}, {classes[0]}, {classes[1]}, {name}]
+    a, same, *others = read_each(tmp_path, *entries)
     assert compare_states(a, same).equal
-    for b, shown in ((other, "<class 'torch.optim.adam.Adam'>"), (name, by_name)):
+    for b in others:
         found = compare_states(a, b)
         assert (found.equal, [*found.values]) == (False, ["of"])
-        assert f"<class '{by_name}'>" in found.values["of"]
-        assert shown in found.values["of"]
-
-
-class Inner(Enum):
-    A = 1
-    B = 2
-
-
-def test_objects_in_a_set_are_equal_if_their_content_is(tmp_path: Path) -> None:
-    """Each file has stand-ins of its own."""
-    a, same, other = read_each(tmp_path, {Inner.A}, {Inner.A}, {Inner.B})
-    assert compare_states(a, same).equal
-    assert not compare_states(a, other).equal
+        assert f"<class '{name}'>" in found.values["of"]
 
 
 class Moments(NamedTuple):
@@ -200,18 +183,9 @@ class Pair(NamedTuple):
     other: dict[str, torch.Tensor]
 
 
-class Own:
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor = tensor
-
-    def __reduce__(self) -> tuple[type, tuple[torch.Tensor]]:
-        return Own, (self.tensor,)
-
-
 HOLD: dict[str, Callable[[torch.Tensor], object]] = {
     "a named tuple": Moments,
     "two arguments": lambda tensor: Pair({"a": torch.ones(1)}, {"a": tensor}),
-    "an argument": Own,
     "an array": lambda tensor: tensor.numpy(),
     "strings of NumPy": lambda tensor: np.array([str(one) for one in tensor.tolist()]),
     "a random state": lambda tensor: np.random.default_rng(int(tensor[0])),
