@@ -82,11 +82,7 @@ def compare_recordings(
     ours, theirs = (resumed.a, resumed.b) if resumed else (ours, theirs)
     places = places_of(ours, theirs, of_twin)
     if not places:
-        raise UserError(
-            f"{a}: has no recorded step in common with {b}"
-            + (f" from step {resumed.step} on" if resumed else "")
-            + "; record with every=1"
-        )
+        raise _nothing_in_common(a, b, resumed)
     versions = {one.header["torch"] for r in (ours, theirs) for one in r.ranks.values()}
     # each optimizer has a trajectory of its own
     comparers = {p.optimizer: Comparer(len(versions) == 1, resumed) for p in places}
@@ -130,3 +126,9 @@ def compare_recordings(
         severe={side: [*filter(of.get, of)] for side, of in alarms.items()},
         modules=compare_modules(places, steps),
     )
+
+
+def _nothing_in_common(a: Path, b: Path, resumed: Resumed | None) -> UserError:
+    since = f" from step {resumed.step} on" if resumed else ""
+    line = f"{a}: has no recorded step in common with {b}{since}"
+    return UserError(f"{line}; record with every=1")
