@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections.abc import Iterator
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -108,6 +109,50 @@ def test_library_is_documented_and_knows_no_stage_and_no_path() -> None:
         for node in tree.body:
             if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
                 assert ast.get_docstring(node), f"{name}: {node.name}"
+
+
+def texts_in(node: ast.AST) -> Iterator[str]:
+    for one in ast.walk(node):
+        if isinstance(one, ast.Constant) and isinstance(one.value, str):
+            yield one.value
+        elif isinstance(one, ast.Name | ast.Attribute):
+            yield one.id if isinstance(one, ast.Name) else one.attr
+
+
+def test_what_is_compared_is_no_sentence() -> None:
+    """Verdicts are compared, and a message of Python, but no text of minitrain."""
+    allowed = {"can't start new thread", "proven in eval mode"}
+    allowed |= {"same computation within rounding"}
+
+    def is_prose(node: ast.expr | str) -> bool:
+        text = node.value if isinstance(node, ast.Constant) else node
+        # an underscore is of a list of names
+        text = text.strip() if isinstance(text, str) and "_" not in text else ""
+        return text.count(" ") > 1 and text not in allowed
+
+    trees = {path: tree_of(path) for path in [*LIBRARY, *STAGES]}
+    trees = {path: tree for path, tree in trees.items() if "studies" not in path.parts}
+    # constants that hold prose, by module
+    prose = {
+        relative(path).removesuffix(".py").replace("/", "."): {
+            ast.unparse(node.targets[0])
+            for node in tree.body
+            if isinstance(node, ast.Assign) and is_prose(node.value)
+        }
+        for path, tree in trees.items()
+    }
+    found = []
+    for path, tree in trees.items():
+        here = prose[relative(path).removesuffix(".py").replace("/", ".")]
+        here = {"detail", "rests_on", *here}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom):
+                here |= prose.get(node.module, set()) & {n.name for n in node.names}
+        for node in ast.walk(tree):
+            texts = [*texts_in(node)] if isinstance(node, ast.Compare) else []
+            if any(text in here or is_prose(text) for text in texts):
+                found.append(f"{relative(path)}: {ast.unparse(node)}")
+    assert found == []
 
 
 def test_every_package_has_its_place() -> None:
