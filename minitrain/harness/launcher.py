@@ -174,7 +174,7 @@ def torchrun(
                 codes[begin + rank] = failure.exitcode
         finally:
             monitor.end_all()
-        cause = monitor.cause(codes)
+        cause: Exception | None = monitor.cause(codes)
         # ranks of another host may have failed
         if cause := rendezvous.agree_on(cause) if rendezvous else cause:
             raise cause
