@@ -9,10 +9,13 @@ pandas, so timings are NumPy arrays of equal length by name (:data:`Columns`).
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # The components of a step and their display names, in the order of a step. Backward is
 # not split if the last gradient was not observed (a GPU, fsdp), or without calibration.
@@ -50,13 +53,8 @@ INTERVAL = (5, 95)
 Number = float | None
 Floats = npt.NDArray[np.float64]
 Columns = dict[str, npt.NDArray[Any]]
-
-
-class Table(Protocol):
-    """Timings, one row per step and rank: :data:`Columns` or a pandas DataFrame."""
-
-    def items(self) -> Iterable[tuple[Any, Any]]:
-        """Return pairs of column name and values."""
+# timings, one row per step and rank
+Table: TypeAlias = "Columns | pd.DataFrame"
 
 
 def columns_of(table: Table) -> Columns:

@@ -82,7 +82,7 @@ class Rounds:
     target tokens without padding, seconds are wall time. Rows of arms not in ``arms``
     are ignored; ``repeats`` are the A/A pairs, an arm and its duplicate. Raises
     UserError, which names the file ``source``, if an arm has fewer than ``MIN_ROUNDS``
-    rounds or misses one, or if a value is not positive.
+    rounds or misses one.
     """
 
     def __init__(
@@ -96,10 +96,6 @@ class Rounds:
         with reading(Path(source)):
             mine = rounds[rounds["arm"].isin(arms)]
             self._shapes = mine.groupby("arm")[["processes", "threads"]].first()
-            for column in ("tokens", "seconds"):
-                values = mine[column]
-                if not (np.isfinite(values) & (values > 0)).all():
-                    raise ValueError(f"{column} must be positive")
             mine = mine.assign(tokens_per_s=mine["tokens"] / mine["seconds"])
             speeds = mine.pivot(index="round", columns="arm", values="tokens_per_s")
             self._speeds = speeds.reindex(columns=[*arms])

@@ -28,6 +28,7 @@ from minitrain.train.observer import Observer, StepObserver
 from minitrain.train.worker import Worker
 
 Row = dict[str, Any]
+# changes of an arm without communication: an upper bound of speed (the ceiling)
 WITHOUT_SYNC = (("sync", PLAIN),)
 
 
@@ -56,11 +57,6 @@ class Arm:
         folder world-W, written for the world size of the arm.
         """
         return Contestant(self, self.params(params), shards, group)
-
-
-def no_sync_arm(name: str, processes: int, threads: int) -> Arm:
-    """Return an arm without communication: an upper bound of speed (the ceiling)."""
-    return Arm(name, processes, threads, WITHOUT_SYNC)
 
 
 def arms_of(params: Params) -> list[Arm]:

@@ -10,7 +10,6 @@ their own file. Others bring --batches and --loss.
 
 import argparse
 import json
-import re
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -27,6 +26,8 @@ from minitrain.sync.catalog import STRATEGIES, guarantees_of
 if TYPE_CHECKING:
     from minitrain.check.data_parallel import Ladder
 
+# a check by strategy, or why there is none: refused, or failed in a rank
+Tried = dict[str, "Ladder | UserError | RankError"]
 EXAMPLES = {
     "a model of Hugging Face's convention reads its own file": (
         "minitrain check my_model.py:build --steps 5"
@@ -36,8 +37,6 @@ EXAMPLES = {
     ),
 }
 ALL = "all"
-# arguments of check_data_parallel, as messages name them, that are options here
-OPTIONS = re.compile(r"\bworld_size\b|^(steps|timeout_s|sync|optimizer|precision)\b")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,63 +67,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def answer(options: argparse.Namespace) -> Answer:
     """Check the model with one strategy or all; ``ok``: none failed, :func:`holds`."""
     begun = time.monotonic()
-    try:
-        given, shortened = _given(options)
-        ranks = plural(options.world_size, "process", "processes")
-        steps = f"training {plural(given['steps'], 'step')} with {ranks}"
-        every = f": {len(STRATEGIES)} strategies, one after the other"
-        every = every if options.sync == ALL else ""
-        note(f"{steps}, and again with one; a witness computes in float64{every} ...")
-        ladders, refused, failed = _climb(options.sync, given)
-    except UserError as error:
-        raise UserError(_by_option(str(error), options)) from None
+    given, shortened = _given(options)
+    ranks = plural(options.world_size, "process", "processes")
+    steps = f"training {plural(given['steps'], 'step')} with {ranks}"
+    every = f": {len(STRATEGIES)} strategies, one after the other"
+    every = every if options.sync == ALL else ""
+    note(f"{steps}, and again with one; a witness computes in float64{every} ...")
+    tried = _try_all(options.sync, given)
     seconds = time.monotonic() - begun
-    facts = {
-        "strategies": {name: _facts(ladder) for name, ladder in ladders.items()},
-        "refused": refused,
-        "failed": failed,
-        "seconds": seconds,
-        "shortened": shortened or None,
-    }
-    text = in_words(ladders, refused, seconds, failed)
+    ladders = {n: x for n, x in tried.items() if not isinstance(x, Exception)}
+    text = f"{in_words(tried)}\n{seconds:.0f} s"
     text += f", {shortened}" if shortened else ""
     breaches = [name for ladder in ladders.values() for name in ladder.breaches]
     if not options.count and "witness_mean" in breaches:
         text += "\n--count NAME gives a count of yours"
-    return Answer(holds(ladders) and not failed, facts, text)
+    facts = {
+        "strategies": {name: _facts(ladder) for name, ladder in ladders.items()},
+        "refused": {n: str(x) for n, x in tried.items() if isinstance(x, UserError)},
+        "failed": {n: str(x) for n, x in tried.items() if isinstance(x, RankError)},
+        "seconds": seconds,
+        "shortened": shortened or None,
+    }
+    ok = all(_holds(name, ladder) for name, ladder in ladders.items())
+    return Answer(ok and not facts["failed"], facts, text)
 
 
-def _by_option(line: str, options: argparse.Namespace) -> str:
-    if line.startswith("factory:"):
-        line = f"MODEL = {options.model!r}:{line.removeprefix('factory:')}"
-    return OPTIONS.sub(lambda word: f"--{word[0].replace('_', '-')}", line)
+def _holds(name: str, ladder: "Ladder") -> bool:
+    # it is no fault to be undecided if the strategy does not promise equal bits
+    is_free = "replay" not in guarantees_of(name).promises
+    return ladder.holds or (ladder.verdict == "undecided" and is_free)
 
 
-def holds(ladders: "dict[str, Ladder]") -> bool:
-    """Return whether each check (a Ladder, by strategy) holds, or is undecided as its
-    strategy does not promise equal bits; False if there is no check.
-    """
-    return bool(ladders) and all(
-        ladder.holds
-        or (
-            ladder.verdict == "undecided"
-            and "replay" not in guarantees_of(name).promises
-        )
-        for name, ladder in ladders.items()
-    )
-
-
-def _climb(
-    sync: str, given: dict[str, Any]
-) -> "tuple[dict[str, Ladder], dict[str, str], dict[str, str]]":
-    # return ladders, reasons of refusals and reasons of failures, each by strategy
+def _try_all(sync: str, given: dict[str, Any]) -> Tried:
     # torch takes seconds to import: not for --help
     from minitrain.check.data_parallel import ANY_VERDICT, check_data_parallel
     from minitrain.sync.compressed import FIRST_POWERSGD_STEP
 
-    ladders, mistakes = {}, []
-    refused: dict[str, str] = {}
-    failed: dict[str, str] = {}
+    tried: Tried = {}
     given |= {"accept": ANY_VERDICT, "show": sync != ALL}
     steps, least = given["steps"], {"powersgd": FIRST_POWERSGD_STEP + 2}
     names = [*STRATEGIES] if sync == ALL else [sync]
@@ -132,17 +111,14 @@ def _climb(
         try:
             if steps < least.get(name, 0):
                 raise UserError(f"steps = {steps}: at least {least[name]} for {name}")
-            ladders[name] = check_data_parallel(sync=name, **given)
+            tried[name] = check_data_parallel(sync=name, **given)
         except (UserError, RankError) as error:
-            if sync != ALL:
-                raise
-            reasons = failed if isinstance(error, RankError) else refused
-            reasons[name] = str(error)
-            mistakes.append(error)
+            tried[name] = error
+    first, *others = tried.values()
     # if none could be tried, the other arguments are wrong: ddp asks least of them
-    if not ladders:
-        raise mistakes[0]
-    return ladders, refused, failed
+    if isinstance(first, Exception) and all(isinstance(x, Exception) for x in others):
+        raise first
+    return tried
 
 
 def _given(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
@@ -193,25 +169,20 @@ def _facts(ladder: "Ladder") -> dict[str, Any]:
     }
 
 
-def in_words(
-    ladders: "dict[str, Ladder]",
-    refused: dict[str, str],
-    seconds: float,
-    failed: dict[str, str],
-) -> str:
-    """Return the only ladder (list of checks) in full, or a line per strategy, also for
-    ``refused`` and ``failed`` ones (reasons by name); then the time in ``seconds``.
+def in_words(tried: Tried) -> str:
+    """Return the only check (a Ladder) in full, or a line per strategy: its verdict, or
+    why it was not tried or failed.
     """
-    took = f"{seconds:.0f} s"
-    if len(ladders) == 1 and not refused and not failed:
-        (only,) = ladders.values()
-        return f"{only}\n{took}"
-    width = max(map(len, (*ladders, *refused, *failed)))
-    lines = []
-    for name, ladder in ladders.items():
-        lines.append(f"{name:<{width}}  {ladder.verdict}: {ladder.rests_on}")
-        if ladder.divergence is not None:
-            lines.append(f"{'':<{width}}  first difference: {ladder.divergence}")
-    lines += [f"{name:<{width}}  not tried: {why}" for name, why in refused.items()]
-    lines += [f"{name:<{width}}  failed: {why}" for name, why in failed.items()]
-    return as_lines([*lines, took])
+    first, *others = tried.values()
+    if not others:
+        return str(first)
+    width, lines = max(map(len, tried)), []
+    for name, found in tried.items():
+        if isinstance(found, Exception):
+            what = "failed" if isinstance(found, RankError) else "not tried"
+            lines.append(f"{name:<{width}}  {what}: {str(found)}")
+            continue
+        lines.append(f"{name:<{width}}  {found.verdict}: {found.rests_on}")
+        if found.divergence is not None:
+            lines.append(f"{'':<{width}}  first difference: {found.divergence}")
+    return as_lines(lines)

@@ -92,6 +92,8 @@ MOVING = (
     "all_to_all_single",
     "send_and_recv",
 )
+# only rank 0 receives
+TO_ROOT = ("reduce", "gather", "send_and_recv")
 
 
 def _call(at: Member, group: Any, collective: str) -> tuple[Tensor, list[Any]]:
@@ -105,45 +107,39 @@ def _call(at: Member, group: Any, collective: str) -> tuple[Tensor, list[Any]]:
     whole = torch.full_like(sent, 99)
     pieces = [*whole.split(PER_RANK)]
     got = pieces[at.rank]
-    nothing: tuple[Tensor, list[Any]] = (sent[:0], [])
-    match collective:
-        case "all_reduce":
-            dist.all_reduce(sent, op, group=group)
-            return sent, at.reduced()
-        case "reduce":
-            dist.reduce(sent, 0, op, group=group)
-            return (sent, at.reduced()) if is_root else nothing
-        case "reduce_scatter":
-            dist.reduce_scatter(got, parts, op, group=group)
-            return got, at.mine(at.reduced())
-        case "reduce_scatter_tensor":
-            dist.reduce_scatter_tensor(got, sent, op, group=group)
-            return got, at.mine(at.reduced())
-        case "broadcast":
-            dist.broadcast(sent, 0, group=group)
-            return sent, rows[0]
-        case "all_gather":
-            dist.all_gather(pieces, parts[0], group=group)
-            return torch.cat(pieces), gathered
-        case "all_gather_into_tensor":
-            dist.all_gather_into_tensor(whole, parts[0], group=group)
-            return whole, gathered
-        case "gather":
-            dist.gather(parts[0], pieces if is_root else None, 0, group=group)
-            return (whole, gathered) if is_root else nothing
-        case "scatter":
-            dist.scatter(got, parts if is_root else None, 0, group=group)
-            return got, at.mine(rows[0])
-        case "all_to_all_single":
-            dist.all_to_all_single(whole, sent, group=group)
-            return whole, [value for row in rows for value in at.mine(row)]
-    # the remaining case is send_and_recv
-    if not is_root:
+    arguments: dict[str, tuple[Any, ...]] = {
+        "all_reduce": (sent, op),
+        "reduce": (sent, 0, op),
+        "reduce_scatter": (got, parts, op),
+        "reduce_scatter_tensor": (got, sent, op),
+        "broadcast": (sent, 0),
+        "all_gather": (pieces, parts[0]),
+        "all_gather_into_tensor": (whole, parts[0]),
+        "gather": (parts[0], pieces if is_root else None, 0),
+        "scatter": (got, parts if is_root else None, 0),
+        "all_to_all_single": (whole, sent),
+    }
+    if collective in arguments:
+        getattr(dist, collective)(*arguments[collective], group=group)
+    elif is_root:
+        for rank in range(1, at.size):
+            dist.recv(pieces[rank], rank, group=group)
+    else:
         dist.send(parts[0], 0, group=group)
-        return nothing
-    for rank in range(1, at.size):
-        dist.recv(pieces[rank], rank, group=group)
-    return whole[PER_RANK:], gathered[PER_RANK:]
+    if collective in TO_ROOT and not is_root:
+        return sent[:0], []
+    if at.op:
+        answer = at.reduced()
+        is_cut = "scatter" in collective
+        return (got, at.mine(answer)) if is_cut else (sent, answer)
+    received = {
+        "broadcast": (sent, rows[0]),
+        "all_gather": (torch.cat(pieces), gathered),
+        "scatter": (got, at.mine(rows[0])),
+        "all_to_all_single": (whole, [value for row in rows for value in at.mine(row)]),
+        "send_and_recv": (whole[PER_RANK:], gathered[PER_RANK:]),
+    }
+    return received.get(collective, (whole, gathered))
 
 
 def probe_all(group: Any) -> Iterator[Probe]:

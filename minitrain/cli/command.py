@@ -1,11 +1,10 @@
 """Elements that all commands share: their result and their argument parser."""
 
 import argparse
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from minitrain.core.errors import UserError, did_you_mean
+from minitrain.core.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -27,29 +26,16 @@ class Names(tuple[str, ...]):
 
 
 class Parser(argparse.ArgumentParser):
-    """Argument parser that raises a one-line UserError, with the nearest allowed name,
-    instead of printing its usage and exiting.
+    """Argument parser that raises a one-line UserError instead of printing its usage
+    and exiting.
     """
 
     def error(self, message: str) -> NoReturn:
         """Raise UserError for a missing or invalid argument."""
         raise UserError(f"{self.prog}: {message}; see {self.prog} --help")
 
-    def refuse(self, unknown: Sequence[str]) -> NoReturn:
-        """Raise UserError that names the first unknown argument or option."""
-        if not unknown[0].startswith("-"):
-            hint = ": put -- before COMMAND" if self.prog.endswith(" record") else ""
-            self.error(f"{unknown[0]!r} is one argument too many{hint}")
-        name, *_ = unknown[0].split("=")
-        near = did_you_mean(name, self._option_string_actions)
-        self.error(f"{name}: unknown option{near}")
-
-    def _check_value(self, action: argparse.Action, value: Any) -> None:
-        if action.choices is None or value in action.choices:
-            return
-        name = "/".join(action.option_strings) or action.metavar or action.dest
-        allowed = [str(choice) for choice in action.choices]
-        near = did_you_mean(str(value), allowed)
-        raise UserError(
-            f"{name} = {value!r}: must be one of {', '.join(allowed)}{near}"
-        )
+    def refuse(self, unknown: str) -> NoReturn:
+        """Raise UserError for an ``unknown`` argument or option."""
+        is_command = self.prog.endswith(" record") and not unknown.startswith("-")
+        hint = ": put -- before COMMAND" if is_command else ""
+        self.error(f"unrecognized argument {unknown!r}{hint}")

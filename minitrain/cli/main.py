@@ -6,11 +6,8 @@ common to all.
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Sequence
-from math import isfinite
-from typing import Any
 
 from minitrain import __version__
 from minitrain.cli import check, doctor, explain, record, report, show, summary, verify
@@ -46,7 +43,7 @@ def run(arguments: Sequence[str]) -> int:
     options, unknown = parser.parse_known_args(own)
     options.command = command
     if unknown:
-        options.parser.refuse(unknown)
+        options.parser.refuse(unknown[0])
     if "answer" not in options:
         parser.print_help()
         return 0
@@ -59,25 +56,11 @@ def run(arguments: Sequence[str]) -> int:
         raise UserError(f"{needs}: pip install 'minitrain[lab]'") from None
     text = as_lines(answer.text.split("\n"))
     if options.json:
-        text = json.dumps(_finite(answer.facts), indent=2, allow_nan=False)
-    # a locale may lack characters of a name
-    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    text = text.encode(encoding, "backslashreplace").decode(encoding)
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:
-        # the reader closed the pipe, as `| head` does; Python would report it at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # NaN and infinity, which JSON does not have, become null
+        facts = json.loads(json.dumps(answer.facts), parse_constant=lambda _: None)
+        text = json.dumps(facts, indent=2)
+    print(text, flush=True)
     return 0 if answer.ok else EXIT_EVIDENCE
-
-
-def _finite(value: Any) -> Any:
-    # replace NaN and infinity, which JSON does not have, by null
-    if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
-    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 def make_parser() -> Parser:

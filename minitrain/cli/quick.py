@@ -19,7 +19,6 @@ from minitrain.core.files import open_atomic
 from minitrain.core.params import load_params
 
 COPY = Path(".dvc/tmp/quick")
-CACHE = shutil.ignore_patterns("__pycache__")
 FILES = ("dvc.yaml", ".dvcignore", "requirements.lock", ".dvc/config")
 # results of studies in metrics/, which the report shows
 STUDIED = ("collectives.csv", "hosts.*", "ladder.*", "zoo.json")
@@ -36,12 +35,12 @@ def main() -> None:
     load_params(Path("params.yaml"))
     for name in ("minitrain", "stages", "studies"):
         shutil.rmtree(COPY / name, ignore_errors=True)
-        # of studies the code alone: the report states whether it has changed
-        shutil.copytree(
-            name, COPY / name, ignore=_results if name == "studies" else CACHE
-        )
+    for name in ("minitrain", "stages"):
+        shutil.copytree(name, COPY / name, ignore=shutil.ignore_patterns("__pycache__"))
     studied = [file for name in STUDIED for file in Path("metrics").glob(name)]
-    for file in [*map(Path, FILES), *studied]:
+    # the report states whether this code has changed
+    code = Path("studies").rglob("*.py")
+    for file in [*map(Path, FILES), *studied, *code]:
         (COPY / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(file, COPY / file)
     _write_params(COPY / "params.yaml")
@@ -55,11 +54,6 @@ def main() -> None:
     done = subprocess.run([*dvc, "repro"], cwd=COPY, env=own)
     if done.returncode:
         raise UserError(f"{COPY}: the quick pipeline failed, as the lines above say")
-
-
-def _results(folder: str, names: list[str]) -> list[str]:
-    files = [name for name in names if not Path(folder, name).is_dir()]
-    return ["__pycache__", ".dvc", *(n for n in files if not n.endswith(".py"))]
 
 
 def _write_params(file: Path) -> None:

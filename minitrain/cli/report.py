@@ -28,18 +28,9 @@ def answer(options: argparse.Namespace) -> Answer:
     # drawing takes seconds to import: not for --help
     from minitrain.report.publish import publish
     from minitrain.report.published import result_block
-    from minitrain.report.read import Project
     from minitrain.report.render import write_marked
 
-    data, metrics = Path("data"), Path("metrics")
-    project = Project(
-        params=Path("params.yaml"),
-        shards=data / "shards",
-        runs=data / "runs",
-        baseline=data / "baseline",
-        metrics=metrics,
-    )
-    line = publish(project)
+    line, metrics = publish(Path()), Path("metrics")
     if options.readme:
         write_marked(Path("README.md"), "result", result_block(metrics))
     page = str(metrics / "report.html")

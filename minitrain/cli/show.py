@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from minitrain.cli.command import Answer
-from minitrain.cli.recording_words import LEAST_MS, PARTS, compared
+from minitrain.cli.recording_words import PARTS, compared
 from minitrain.core.errors import UserError
 from minitrain.core.files import open_atomic
 from minitrain.core.printable import as_lines
@@ -48,10 +48,9 @@ def answer(options: argparse.Namespace) -> Answer:
     """Describe one recording, or compare two; ``ok``: no alarm, same computation."""
     from minitrain.recording.shown import read_shown
 
-    if (page := options.html) and (page.suffix != ".html" or page.is_dir()):
-        raise UserError(f"--html: {page}: must be a file and end in .html")
-    if page and not page.absolute().parent.is_dir():
-        raise UserError(f"--html: {page.parent}: no such folder")
+    # not a recording, nor a script, in the place of the page
+    if (page := options.html) and page.suffix != ".html":
+        raise UserError(f"--html: {page}: must end in .html")
     folders = [one for one in (options.folder, options.other) if one is not None]
     shown = [read_shown(folder).facts() for folder in folders]
     paragraphs = [as_lines([*_findings(f), *times_in_words(f)]) for f in shown]
@@ -64,9 +63,9 @@ def answer(options: argparse.Namespace) -> Answer:
         paragraphs.append(both.text)
         facts = {"recordings": shown, "compared": both.facts}
         ok = ok and both.ok
-    if options.html:
-        _write_page(shown, lines, options.html)
-        paragraphs.append(f"written to {options.html}")
+    if page:
+        _write_page(shown, lines, page)
+        paragraphs.append(f"written to {page}")
     return Answer(ok, facts, "\n\n".join(paragraphs))
 
 
@@ -119,7 +118,7 @@ def _table(facts: dict[str, Any], most: int | None, spec: str) -> list[list[str]
     ranks = [rank for rank in facts["parts"] if rank != "all"][:most]
     rows = [["ms", "share", *(f"rank {rank}" for rank in ranks)]]
     for part in filter(every.__contains__, PARTS):
-        share = percent(every[part] / max(every["step_ms"], LEAST_MS))
+        share = percent(every[part] / every["step_ms"])
         cells = [format(facts["parts"][rank].get(part, 0.0), spec) for rank in ranks]
         rows.append([PARTS[part], share, *cells])
     return rows
@@ -173,7 +172,7 @@ def _section(facts: dict[str, Any]) -> dict[str, Any]:
     parts = facts["parts"]
     ranks = {f"rank {rank}": of for rank, of in parts.items() if rank != "all"}
     step, count = ms(parts["all"]["step_ms"]), plural(facts["steps_timed"], "step")
-    longest = max(LEAST_MS, *(of["step_ms"] for of in ranks.values()))
+    longest = max(of["step_ms"] for of in ranks.values())
     header, *rows = _table(facts, None, ".2f")
     keys = [part for part in PARTS if part in parts["all"]]
     return section | {

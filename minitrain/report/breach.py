@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 from minitrain.analysis.verdicts import order_in_step
 from minitrain.core.files import atomic_path, write_json
-from minitrain.report.checks import checks_of
+from minitrain.core.printable import shortened
+from minitrain.report.checks import Mark, outcomes_of
 from minitrain.report.render import markdown, write_page
 
 Verdicts = Mapping[str, Mapping[str, Any]]
@@ -40,8 +41,7 @@ def breach_line(verdicts: Verdicts) -> str:
     if not found:
         return ""
     end = f"; and {len(found) - 1} more" if len(found) > 1 else ""
-    line, room = ": ".join(found[0]), LONGEST_LINE - len(end)
-    return (line if len(line) <= room else f"{line[: room - 3]}...") + end
+    return shortened(": ".join(found[0]), LONGEST_LINE - len(end)) + end
 
 
 def refuse(verdicts: Verdicts, metrics: Path) -> None:
@@ -54,7 +54,7 @@ def refuse(verdicts: Verdicts, metrics: Path) -> None:
     line, breaches = breach_line(verdicts), _breaches(verdicts)
     text, refused = f"Breach: {line}.", {breach.run for breach in breaches}
     by_run = {
-        run: "breach" if run in refused else entry.get("verdict", "undecided")
+        run: "breach" if run in refused else entry["verdict"]
         for run, entry in verdicts.items()
     }
     runs = {run: {"verdict": verdict} for run, verdict in by_run.items()}
@@ -72,10 +72,10 @@ def refuse(verdicts: Verdicts, metrics: Path) -> None:
 
 def _breaches(verdicts: Verdicts) -> list[Breach]:
     found = [
-        Breach(run, name, " ".join(check.get("detail", "no detail").split()))
+        Breach(run, name, " ".join(outcome.figures["detail"].split()))
         for run, entry in verdicts.items()
-        for name, check in checks_of(entry).items()
-        if check["verdict"] == "breach"
+        for name, outcome in outcomes_of(entry).items()
+        if outcome.mark is Mark.BREACH
     ]
     # a stable sort keeps the order of runs, and of the checks of a run
     return sorted(found, key=lambda breach: order_in_step(breach.check))

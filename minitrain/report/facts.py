@@ -123,8 +123,7 @@ class Facts:
     @cached_property
     def of_ceiling(self) -> Comparison | None:
         """Speed of :attr:`run` relative to no communication; None for one process."""
-        several = self.world_size > 1
-        return self.compare(Kind.SYNC, Kind.NO_SYNC) if several else None
+        return self.compare(Kind.SYNC, Kind.NO_SYNC) if self.world_size > 1 else None
 
     @property
     def instrument_cost(self) -> Comparison:
@@ -136,10 +135,9 @@ class Facts:
         """Reason why no speed is available (the machine was busy), or None."""
         return why_busy(self.baseline_provenance.get("load"), self.baseline.spread())
 
-    def busy_during(self, run: str) -> str | None:
+    def busy_during(self, run: str) -> Any:
         """Return why timings of ``run`` are discarded (machine busy), None if kept."""
-        reason: str | None = self.timing[run]["machine_busy"]
-        return reason
+        return self.timing[run]["machine_busy"]
 
     @cached_property
     def scaling(self) -> pd.DataFrame:
@@ -202,10 +200,9 @@ class Facts:
 
     def interval(self, run: str, part: str) -> tuple[float, float]:
         """Return the 5-95 % bounds, in ms, of the mean of ``part`` over all ranks."""
-        table = self.account
-        row = table[(table["run"] == run) & (table["part"] == part)]
-        bounds = row.loc[row["rank"] == ALL_RANKS, ["low_ms", "high_ms"]].to_numpy()
-        return float(bounds[0][0]), float(bounds[0][1])
+        table = self.account.set_index(["run", "rank", "part"])
+        low, high = table.loc[(run, ALL_RANKS, part), ["low_ms", "high_ms"]]
+        return low, high
 
     @property
     def ddp_log(self) -> list[Json]:
@@ -221,9 +218,9 @@ class Facts:
         limit = 100 * AGREE_WITHIN
         return all(abs(part["difference_pct"]) <= limit for part in self.ddp_log)
 
-    def verdict(self, run: str) -> str:
+    def verdict(self, run: str) -> Any:
         """Return the verdict on ``run`` in metrics/equivalence.json."""
-        return str(self.equivalence[run]["verdict"])
+        return self.equivalence[run]["verdict"]
 
     @cached_property
     def checks(self) -> dict[str, dict[str, Outcome]]:
@@ -234,10 +231,8 @@ class Facts:
     def matrix(self) -> dict[str, dict[str, Outcome]]:
         """Outcomes by check, then by run; ``NOT_RUN`` if a run has no such check."""
         names = dict.fromkeys(name for found in self.checks.values() for name in found)
-        return {
-            name: {run: of.get(name, NOT_RUN) for run, of in self.checks.items()}
-            for name in names
-        }
+        runs = self.checks
+        return {n: {run: runs[run].get(n, NOT_RUN) for run in runs} for n in names}
 
     def by_question(self) -> dict[str, dict[str, dict[str, Outcome]]]:
         """Return :attr:`matrix` by question; under "" are checks that no run ran."""
@@ -250,12 +245,8 @@ class Facts:
 
     def with_outcome(self, mark: str) -> list[str]:
         """Return "RUN CHECK" for each outcome whose symbol is ``mark``."""
-        return [
-            f"{run} {name}"
-            for name, outcomes in self.matrix.items()
-            for run, outcome in outcomes.items()
-            if outcome.mark == mark
-        ]
+        pairs = ((name, run) for name, runs in self.matrix.items() for run in runs)
+        return [f"{run} {n}" for n, run in pairs if self.matrix[n][run].mark == mark]
 
     def byte_mark(self, check: str) -> Mark:
         """Return the symbol of ``check`` in :attr:`run`; UNDECIDED if without bits."""

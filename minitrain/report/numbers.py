@@ -7,8 +7,8 @@ UNDEFINED = "-"
 
 
 def plural(count: int, noun: str, nouns: str | None = None) -> str:
-    """Return ``2 cores`` or ``1 core``; ``nouns`` is the plural, if irregular."""
-    return f"{count} {noun if count == 1 else nouns or noun + 's'}"
+    """Return ``12,078 cores`` or ``1 core``; ``nouns`` is the plural, if irregular."""
+    return f"{count:,} {noun if count == 1 else nouns or noun + 's'}"
 
 
 def all_of(count: int, noun: str) -> str:
@@ -25,11 +25,6 @@ def capitalized(text: str) -> str:
 def thousands(number: float) -> str:
     """Round to a whole number, with separators: ``16,900``."""
     return f"{number:,.0f}"
-
-
-def counted(count: int, noun: str) -> str:
-    """Return ``12,078 samples``, ``1 sample``: :func:`plural` with separators."""
-    return f"{thousands(count)} {noun}{'' if count == 1 else 's'}"
 
 
 def times(*ratios: float) -> list[str]:

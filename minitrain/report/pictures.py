@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
@@ -40,6 +41,9 @@ PART_COLORS = {
 }
 DARK_PARTS = ("backward_ms", "backward_compute_ms", "comm_exposed_ms", "optimizer_ms")
 RUN_COLORS = (BLUE, ORANGE, GREEN, PURPLE, BLACK)
+COLUMNS_OF_LEGEND = 4
+# smallest share of the width of a component that is labeled with its number
+LABELED = 0.055
 
 
 def draw_account(
@@ -55,38 +59,35 @@ def draw_account(
     difference) is hatched, left of zero, and explained in the label of the axis.
     """
     runs = [*accounts, *busy]
-    height = 0.7 + 0.8 * len(runs)
+    table = pd.DataFrame(accounts).reindex([*PARTS]).dropna(how="all").fillna(0.0)
     # space for the longest name, about a hundredth of the width per letter
     left = max(0.1, 0.02 + 0.0105 * max(map(len, runs), default=0))
-    legend = [
-        Patch(color=PART_COLORS[part], label=PARTS[part])
-        for part in PARTS
-        if any(of.get(part) is not None for of in accounts.values())
-    ]
-    columns = 4 if len(legend) <= 8 else 3
-    head = 0.2 + 0.225 * -(-len(legend) // columns)
+    head = 0.2 + 0.225 * -(-len(table) // COLUMNS_OF_LEGEND)
+    height = 0.7 + 0.8 * len(runs)
     figure, axes = canvas(height, title, right=0.97, left=left, head=head)
-    extents = [sum(abs(of.get(p) or 0.0) for p in PARTS) for of in accounts.values()]
-    widest = max(extents, default=1.0)
+    widest = table.abs().sum().max() if len(accounts) else 1.0
+    right = left = np.zeros(len(accounts))
+    for part, values in table.iterrows():
+        _add_bars(axes, str(part), values, np.where(values < 0, left, right), widest)
+        right, left = right + values.clip(lower=0), left + values.clip(upper=0)
     for row, account in enumerate(accounts.values()):
-        _stack(axes, row, account, widest)
         text = f"a step: {ms(account['step_ms'])}"
         axes.text(0.006 * widest, row + 0.4, text, va="center", fontsize=9.5)
     for row in range(len(accounts), len(runs)):
         axes.text(0.006 * widest, row, NOT_MEASURED, va="center", color=GRAY)
     axes.set_yticks(range(len(runs)), runs)
     axes.set_ylim(len(runs) - 0.3, -0.6)
-    negative = [p for of in accounts.values() for p in PARTS if (of.get(p) or 0.0) < 0]
-    hint = "; hatched: a difference of means below zero" if negative else ""
+    is_negative = (table < 0).any(axis=None)
+    hint = "; hatched: a difference of means below zero" if is_negative else ""
     axes.set_xlabel(f"mean milliseconds of a step{hint}")
     axes.axvline(0, color=BLACK, linewidth=0.8)
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
     axes.legend(
-        handles=legend,
+        handles=[Patch(color=PART_COLORS[p], label=PARTS[p]) for p in table.index],
         loc="lower left",
         bbox_to_anchor=(-0.02, 1.0),
-        ncols=columns,
+        ncols=COLUMNS_OF_LEGEND,
         frameon=False,
         columnspacing=1.4,
         handlelength=1.0,
@@ -95,80 +96,38 @@ def draw_account(
     save(figure, path)
 
 
-def _stack(axes: Axes, row: int, account: Mapping[str, Any], widest: float) -> None:
-    right = left = 0.0
-    # components too narrow for a number, which is above them: middle, value and color
-    narrow: list[tuple[float, float, str]] = []
-    for part in PARTS:
-        value = account.get(part) or 0.0
-        start = right if value >= 0 else left
-        axes.barh(
-            row,
-            value,
-            left=start,
-            height=0.52,
-            color=PART_COLORS[part],
-            edgecolor="white",
-            linewidth=0.8,
-            hatch="////" if value < 0 else None,
-        )
-        middle = start + value / 2
-        if abs(value) > 0.055 * widest:
-            ink = "white" if part in DARK_PARTS else BLACK
-            axes.text(middle, row, f"{value:.1f}", ha="center", va="center", color=ink)
-        elif abs(value) >= 0.05:
-            narrow.append((middle, value, PART_COLORS[part]))
-        right, left = right + max(value, 0), left + min(value, 0)
-    narrow.sort()
-    places = spread([middle for middle, *_ in narrow], 0.045 * widest)
-    for x, (middle, value, color) in zip(places, narrow, strict=True):
-        axes.plot([middle, x], [row - 0.26, row - 0.33], color=color, linewidth=1)
-        axes.text(x, row - 0.34, f"{value:.1f}", ha="center", va="bottom", fontsize=8)
+def _add_bars(
+    axes: Axes, part: str, values: pd.Series, starts: np.ndarray, widest: float
+) -> None:
+    color = PART_COLORS[part]
+    style = {"height": 0.52, "color": color, "edgecolor": "white", "linewidth": 0.8}
+    hatch = ["////" if value < 0 else "" for value in values]
+    bars = axes.barh(range(len(values)), values, left=starts, hatch=hatch, **style)
+    shown = [f"{v:.1f}" if abs(v) > LABELED * widest else "" for v in values]
+    ink = "white" if part in DARK_PARTS else BLACK
+    axes.bar_label(bars, shown, label_type="center", color=ink)
 
 
 def draw_losses(losses: Mapping[str, pd.DataFrame], title: str, path: Path) -> None:
-    """Draw the reduced loss of every run (columns step, loss) against the step, and
-    below it the absolute difference from the first run on a logarithmic axis. Later
+    """Draw the reduced loss of every run (columns step, loss) against the step. Later
     runs have thinner lines, so that coinciding curves all stay visible.
     """
-    figure, axes = canvas(3.6 if len(losses) == 1 else 5.2, title, right=0.97)
-    colors = dict(zip(losses, itertools.cycle(RUN_COLORS), strict=False))
+    figure, axes = canvas(3.6, title, right=0.97)
+    colors = itertools.cycle(RUN_COLORS)
     for index, (run, loss) in enumerate(losses.items()):
         width = 1.5 + 2.5 * (len(losses) - 1 - index)
-        axes.plot(loss["step"], loss["loss"], color=colors[run], lw=width, label=run)
+        axes.plot(loss["step"], loss["loss"], color=next(colors), lw=width, label=run)
     axes.set_ylabel("loss (nats per token)")
+    axes.set_xlabel("step")
     axes.legend(loc="upper right", frameon=False)
-    panels = [axes]
-    if len(losses) > 1:
-        panels.append(_draw_differences(axes, losses, colors))
-    for panel in panels:
-        panel.xaxis.set_major_locator(MaxNLocator(integer=True))
-        panel.grid(axis="y", color="#DDDDDD", linewidth=0.8)
-    panels[-1].set_xlabel("step")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(axis="y", color="#DDDDDD", linewidth=0.8)
     save(figure, path)
-
-
-def _draw_differences(
-    axes: Axes, losses: Mapping[str, pd.DataFrame], colors: Mapping[str, str]
-) -> Axes:
-    # a panel in the lower third of ``axes``, which shrinks
-    x0, y0, width, height = axes.get_position().bounds
-    axes.set_position((x0, y0 + 0.42 * height, width, 0.58 * height))
-    below = axes.figure.add_axes((x0, y0, width, 0.3 * height), sharex=axes)
-    first, *others = losses
-    reference = losses[first].set_index("step")["loss"]
-    for run in others:
-        apart = (losses[run].set_index("step")["loss"] - reference).abs()
-        # equal losses have no place on a logarithmic axis
-        below.plot(apart[apart > 0], ".", color=colors[run], markersize=4)
-    below.set_yscale("log")
-    below.set_ylabel(f"difference\nfrom {first}")
-    below.spines[["top", "right"]].set_visible(False)
-    return below
 
 
 # a line between them would claim speeds of 1.5 processes
 DOT: dict[str, Any] = {"marker": "o", "markersize": 7, "linestyle": ""}
+DOTTED: dict[str, Any] = {"linestyle": ":", "linewidth": 1.5, "zorder": 1}
 
 
 class Series(NamedTuple):
@@ -197,110 +156,66 @@ def draw_scaling(f: Facts, title: str, path: Path) -> None:
         axes.text(0.5, 0.5, NOT_MEASURED, ha="center", va="center", color=GRAY)
         save(figure, path)
         return
-    scaling, arms = f.scaling, f.arms
-    results = scaling[[arms[name].is_result for name in scaling["arm"]]]
-    kinds = results["arm"].map(lambda name: arms[name].kind)
-    by_kind = dict(list(results.groupby(kinds)))
-    top = int(scaling["processes"].max())
+    top = int(f.scaling["processes"].max())
     figure, axes = canvas(4.6, title, right=0.67)
     axes.set_xlim(1 - 0.2 * max(top - 1, 0.5), top + 0.1 * max(top - 1, 0.5))
-    lines = _series(by_kind, top, f.strategy)
-    highest = max(scaling["tokens_per_s_p95"].max(), top * lines[0].end)
+    lines = _series(f, top)
+    highest = max(f.scaling["tokens_per_s_p95"].max(), top * lines[0].end)
     axes.set_ylim(0, 1.06 * highest)
-    for line in lines:
-        points, color = line.points, line.color
-        axes.plot(points["processes"], points["p50"], color=color, **line.style)
-        known = points.dropna()
-        bounds = known["processes"], known["p5"], known["p95"]
-        axes.vlines(*bounds, color, linewidth=2, alpha=0.7)
+    # the legend lists the fastest first
+    for line in sorted(lines, key=lambda line: -line.end):
+        x, p5, p50, p95 = line.points[["processes", "p5", "p50", "p95"]].to_numpy().T
+        label = f"{line.label}\n{thousands(line.end)}"
+        axes.plot(x, p50, color=line.color, label=label, **line.style)
+        axes.vlines(x, p5, p95, line.color, linewidth=2, alpha=0.7)
         if line.reference:
-            axes.axhline(line.end, color=color, linewidth=0.8, alpha=0.6)
-    axes.set_xticks(sorted({1, *scaling["processes"]}))
+            axes.axhline(line.end, color=line.color, linewidth=0.8, alpha=0.6)
+    axes.set_xticks(sorted({1, *f.scaling["processes"]}))
     axes.set_xlabel("processes")
     axes.set_ylabel("tokens per second")
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     axes.grid(axis="y", color="#E6E6E6", linewidth=0.8)
     axes.set_axisbelow(True)
-    _label_ends(axes, lines)
+    axes.legend(
+        loc="center left",
+        bbox_to_anchor=(1.02, 0.5),
+        frameon=False,
+        labelcolor="markeredgecolor",
+        labelspacing=0.9,
+    )
     note = "dots: medians; vertical lines: 5-95 % of the rounds"
     figure.text(0.99, 0.015, note, ha="right", fontsize=9.5, color=GRAY)
     save(figure, path)
 
 
-def _series(
-    by_kind: Mapping[Kind, pd.DataFrame], top: int, strategy: str
-) -> list[Series]:
-    one, all_cores = by_kind[Kind.ONE_PROCESS], by_kind[Kind.ALL_CORES]
-    label = f"one process, {plural(int(one['threads'].item()), 'thread')}"
-    cores = f"one process, {all_of(int(all_cores['threads'].item()), 'core')}"
+def _series(f: Facts, top: int) -> list[Series]:
+    table = f.scaling.rename(columns=lambda name: name.split("_")[-1])
+    arms = [f.arms[name] for name in table["arm"]]
+    table["kind"] = [arm.kind if arm.is_result else None for arm in arms]
+
+    def points(kind: Kind, dodge: int = 0) -> pd.DataFrame:
+        # shifted sideways, so that spreads do not overlap
+        found = table[table["kind"] == kind].astype({"processes": float})
+        width = max(float(found["processes"].max()) - 1, 0.5)
+        return found.assign(processes=found["processes"] + 0.02 * dodge * width)
+
+    one, all_cores = points(Kind.ONE_PROCESS), points(Kind.ALL_CORES, -1)
+    threads = plural(int(one["threads"].item()), "thread")
+    cores = all_of(int(all_cores["threads"].item()), "core")
     alone = [
-        Series(label, _points(one), BLACK, DOT, True),
-        Series(cores, _points(all_cores, dodge=-1), ORANGE, DOT, True),
+        Series(f"one process, {threads}", one, BLACK, DOT, True),
+        Series(f"one process, {cores}", all_cores, ORANGE, DOT, True),
     ]
-    together = by_kind[Kind.SYNC]
     if top == 1:
-        points = _points(together, dodge=1)
-        return [*alone, Series(f"one process, {strategy}", points, BLUE, DOT)]
+        label = f"one process, {f.strategy}"
+        return [*alone, Series(label, points(Kind.SYNC, 1), BLUE, DOT)]
     start = alone[0].end
-    dotted = {"linestyle": ":", "linewidth": 1.5, "zorder": 1}
-    ceiling = _points(by_kind[Kind.NO_SYNC], dodge=1)
     ideal = pd.DataFrame({"processes": [1, top], "p50": [start, top * start]})
-    ideal = ideal.reindex(columns=ceiling.columns)
+    ideal = ideal.reindex(columns=one.columns)
+    ceiling = points(Kind.NO_SYNC, 1)
     return [
         *alone,
-        Series(strategy, _points(together, dodge=-1), BLUE, DOT),
+        Series(f.strategy, points(Kind.SYNC, -1), BLUE, DOT),
         Series("no communication", ceiling, GREEN, DOT | {"mfc": "white"}),
-        Series(f"ideal: {top} times one process", ideal, GRAY, dotted),
+        Series(f"ideal: {top} times one process", ideal, GRAY, DOTTED),
     ]
-
-
-def _points(rows: pd.DataFrame, *, dodge: int = 0) -> pd.DataFrame:
-    """Return the points of arms, shifted sideways so that spreads do not overlap."""
-    rows = rows.sort_values("processes").rename(columns=lambda n: n.split("_")[-1])
-    aside = 0.02 * dodge * max(float(rows["processes"].max()) - 1, 0.5)
-    points = rows[["processes", "p5", "p50", "p95"]].astype(float)
-    points["processes"] += aside
-    return points
-
-
-def _label_ends(axes: Axes, series: Sequence[Series]) -> None:
-    lines = sorted(series, key=lambda line: line.end)
-    (_, right), (_, top) = axes.get_xlim(), axes.get_ylim()
-    heights = spread([line.end for line in lines], 0.1 * top)
-    for line, height in zip(lines, heights, strict=True):
-        x = right if line.reference else line.points["processes"].iloc[-1]
-        axes.annotate(
-            f"{line.label}\n{thousands(line.end)}",
-            xy=(x, line.end),
-            xytext=(1.05, height),
-            textcoords=axes.get_yaxis_transform(),
-            color=line.color,
-            va="center",
-            linespacing=1.05,
-            arrowprops={
-                "arrowstyle": "-",
-                "color": line.color,
-                "linewidth": 0.7,
-                "alpha": 0.6,
-                "relpos": (0, 0.5),
-                "shrinkB": 0 if line.reference else 6,
-            },
-        )
-
-
-def spread(heights: Sequence[float], gap: float) -> list[float]:
-    """Move ascending ``heights`` at least ``gap`` apart, each as little as possible.
-
-    The least-squares solution groups overlapping neighbors around their mean (the
-    pool-adjacent-violators algorithm).
-    """
-    blocks: list[tuple[float, int]] = []
-    for index, height in enumerate(heights):
-        mean, size = height - index * gap, 1
-        while blocks and blocks[-1][0] > mean:
-            other, count = blocks.pop()
-            mean = (mean * size + other * count) / (size + count)
-            size += count
-        blocks.append((mean, size))
-    flat = [mean for mean, size in blocks for _ in range(size)]
-    return [mean + index * gap for index, mean in enumerate(flat)]

@@ -1,6 +1,7 @@
 """Publication of results of the stages as charts, page, manifest and metric."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -9,14 +10,14 @@ from markupsafe import Markup
 from minitrain.analysis.comparison import Comparison
 from minitrain.core.arms import ALL_CORES, ONE_PROCESS
 from minitrain.core.errors import EvidenceError
-from minitrain.core.files import atomic_path, open_atomic, reading, write_json
+from minitrain.core.files import atomic_path, open_atomic, write_json
 from minitrain.core.params import load_params
 from minitrain.report.breach import breach_line
-from minitrain.report.checks import byte_equivalent, require_known_verdicts
+from minitrain.report.checks import byte_equivalent
 from minitrain.report.facts import Facts, exposed_comm_pct
 from minitrain.report.overview import draw_overview
 from minitrain.report.pictures import draw_account, draw_losses, draw_scaling
-from minitrain.report.read import Project, read_facts, read_runs
+from minitrain.report.read import read_facts, read_runs
 from minitrain.report.render import markdown, sentence, write_page
 
 # sentences that state the findings: the titles of the charts
@@ -28,19 +29,17 @@ HEADLINES = {
 TIMES = ("step_p50_ms", "allreduce_p50_ms", "allreduce_p95_ms")
 
 
-def publish(project: Project) -> str:
-    """Write charts, tables, manifest and page; return the headline of the report.
-    Raises EvidenceError if a check failed, which its stage has published already, and
-    UserError if a run was not measured or a file is damaged.
+def publish(root: Path) -> str:
+    """Write charts, tables, manifest and page of the project ``root``; return the
+    headline of the report. Raises EvidenceError if a check failed, which its stage has
+    published already, and UserError if a run was not measured or a file is damaged.
     """
-    params, metrics = load_params(project.params), project.metrics
-    source = metrics / "equivalence.json"
-    equivalence = read_runs(source, params, "verdict", "rests_on")
-    with reading(source):
-        require_known_verdicts(equivalence)
+    params, metrics = load_params(root / "params.yaml"), root / "metrics"
+    needed = ("verdict", "rests_on")
+    equivalence = read_runs(metrics / "equivalence.json", params, *needed)
     if line := breach_line(equivalence):
         raise EvidenceError(f"breach: {line}")
-    f = read_facts(project, params, equivalence)
+    f = read_facts(root, params, equivalence)
 
     titles = {chart: sentence(name, f) for chart, name in HEADLINES.items()}
     with open_atomic(metrics / "overview.svg") as file:

@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from minitrain.analysis.comparison import SpeedVerdict
 from minitrain.core.arms import baseline_arms
-from minitrain.core.files import read_csv, read_json, reading
+from minitrain.core.files import read_csv, read_json
 from minitrain.report.facts import COMPUTE, most_apart, shares_of, strategy_name
 from minitrain.report.render import markdown, sentence
 
@@ -29,9 +29,6 @@ def summary_lines(metrics: Path) -> tuple[bool, list[str]]:
     manifest = read_json(metrics / "manifest.json", *keys)
     run = f"gloo-{manifest['world_size']}"
     timing = read_json(metrics / "timing.json", run)[run]
-    with reading(metrics / "timing.json"):
-        # raises KeyError for a file of an earlier version
-        timing["account"]["step_ms"], timing["num_hosts"], timing["machine_busy"]
     losses = read_csv(metrics / "losses.csv", "run", "step", "loss")
     found = {
         "Bits": _bits(run, manifest["verdicts"]),

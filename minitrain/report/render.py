@@ -5,7 +5,7 @@ Values passed to a template are escaped unless they are ``Markup``.
 
 import base64
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -45,12 +45,6 @@ def escaped(text: Any) -> Markup:
     # an underscore between letters needs no escape in Markdown
     special = r"([\\`*~\[\]<>|&]|(?<![^\W_])_|_(?![^\W_]))"
     return Markup(re.sub(special, r"\\\1", " ".join(str(text).split())))
-
-
-def table(header: Sequence[Any], rows: Iterable[Sequence[Any]]) -> Markup:
-    """Return a Markdown table with escaped cells; rows are as long as ``header``."""
-    head, *lines = (f"| {' | '.join(map(escaped, row))} |" for row in (header, *rows))
-    return Markup("\n".join([head, "|---" * len(header) + "|", *lines]))
 
 
 def markdown(template: str, **values: Any) -> Markup:

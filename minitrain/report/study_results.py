@@ -3,11 +3,11 @@
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from minitrain.analysis.busy import why_busy
@@ -49,8 +49,8 @@ class Studied:
     """Result of a study.
 
     ``origin`` has its ``provenance`` and the sections ``model`` and ``train`` of
-    params.yaml, None if not recorded. ``model`` is the current section, ``since`` a
-    sentence on later changes of the study's code (:func:`since_then`).
+    params.yaml. ``model`` is the current section, ``since`` a sentence on later changes
+    of the study's code (:func:`since_then`).
     """
 
     table: pd.DataFrame
@@ -60,17 +60,12 @@ class Studied:
 
     def mismatch(self, run: Json) -> Mismatch | None:
         """Return the first setting that differs from ``run``, a provenance, or None."""
-        there = _settings(self.origin["model"], self.origin["provenance"])
-        here = _settings(self.model, run)
-        for key in {**there, **here}:
+        there = self.origin["model"] | self.origin["provenance"]["machine"]
+        here = {**self.model, **run["machine"]}
+        for key in (*{**self.origin["model"], **self.model}, *MACHINE):
             if there.get(key) != here.get(key):
                 return Mismatch(key, there.get(key), here.get(key))
         return None
-
-
-def _settings(model: Json | None, made: Json | None) -> Json:
-    machine = made["machine"] if made else {}
-    return {**(model or {}), **{key: machine.get(key) for key in MACHINE}}
 
 
 def since_then(root: Path, origin: Json) -> str:
@@ -80,7 +75,7 @@ def since_then(root: Path, origin: Json) -> str:
     code = origin.get("code")
     if not code:
         return "The code that measured it was not recorded."
-    changed = [path for path in code if _is_changed(root, path, code[path])]
+    changed = changed_since(root, code)
     if not changed:
         return f"None of its {len(code)} measured files has changed since."
     names = ", ".join(changed[:NAMED])
@@ -89,19 +84,11 @@ def since_then(root: Path, origin: Json) -> str:
     return f"Since then {count} changed: {names}{more}."
 
 
-def _is_changed(root: Path, path: str, lock: str) -> bool:
-    try:
-        return bool(changed_since(root, {path: lock}))
-    except (SyntaxError, ValueError):
-        # in the middle of an edit
-        return True
-
-
 @dataclass(frozen=True)
 class LadderStudy(Studied):
     """Study of the checks (the ladder) with more processes, optimizers and dtypes."""
 
-    @cached_property
+    @property
     def byte_verdicts(self) -> list[str]:
         """Verdicts of the checks that compare bytes, in all cases."""
         return self.table["verdict"][self.table["rung"].isin(BYTES)].to_list()
@@ -117,23 +104,15 @@ class LadderStudy(Studied):
         """
         words = {verdict: str(MARKS[verdict]) for verdict in ("equal", "not run")}
         for case, of_case in self.table.groupby(["case", "world_size"], sort=False):
-            by_name = of_case.set_index("rung")
-            cells = []
-            for name in (*BYTES, *DISTANCES):
-                verdict = str(by_name.at[name, "verdict"])
-                distance = float(by_name["max_abs_diff"][name])
-                within = verdict == "within tolerance"
-                word = words.get(verdict, verdict)
-                cells.append(f"{distance:.1e}" if within else word)
-            yield [*case, *cells]
-
-
-class Expectation(StrEnum):
-    """Outcome of comparing a measured all-reduce with the cost model."""
-
-    AS_EXPECTED = "as expected"
-    NOT_TOLD_APART = "inconclusive"
-    UNEXPECTED = "unexpected"
+            checks = of_case.set_index("rung").loc[[*BYTES, *DISTANCES]]
+            pairs = zip(checks["verdict"], checks["max_abs_diff"], strict=True)
+            yield [
+                *case,
+                *(
+                    f"{distance:.1e}" if v == "within tolerance" else words.get(v, v)
+                    for v, distance in pairs
+                ),
+            ]
 
 
 @dataclass(frozen=True)
@@ -164,24 +143,26 @@ class Hosts(Studied):
         return 1 / self.kept - 1 > self.origin["noise_floor"] and not overlap
 
     def rows(self) -> list[dict[Any, Any]]:
-        """Return the rows as dictionaries with an ``expectation``, None if unknown."""
+        """Return the rows as dictionaries with an ``expectation``: how the measured
+        all-reduce compares with the cost model, None if unknown.
+        """
         rows = self.table.astype(object).where(self.table.notna(), None)
         return [
             {**row, "expectation": self._expectation(row)}
             for row in rows.to_dict("records")
         ]
 
-    def _expectation(self, row: Mapping[Any, Any]) -> Expectation | None:
+    def _expectation(self, row: Mapping[Any, Any]) -> str | None:
         expected, measured = row["allreduce_expected_ms"], row["allreduce_ms"]
         if self.busy or expected is None or row["processes"] == 1:
             return None
         apart = max(expected / measured, measured / expected) - 1
         if apart <= self.origin["allreduce_noise_floor"]:
-            return Expectation.AS_EXPECTED
+            return "as expected"
         # rounds on both sides of the expectation
         if row["allreduce_ms_least"] <= expected <= row["allreduce_ms_most"]:
-            return Expectation.NOT_TOLD_APART
-        return Expectation.UNEXPECTED
+            return "inconclusive"
+        return "unexpected"
 
 
 # largest ratio of payloads that are comparable
@@ -197,11 +178,7 @@ def bare_allreduce(
     ``num_bytes`` (up to a factor of ``NEAR``) on an equal ``machine``, or None.
     """
     mine = sweep.query("backend == 'gloo' and world_size == @world_size")
-    for key in MACHINE:
-        mine = mine[mine[key] == machine[key]]
-    if mine.empty:
-        return None
-    apart = [abs(math.log(size / num_bytes)) for size in mine["num_bytes"]]
-    if min(apart) > math.log(NEAR):
-        return None
-    return dict(mine.iloc[apart.index(min(apart))])
+    mine = mine[(mine[[*MACHINE]] == [machine[key] for key in MACHINE]).all(axis=1)]
+    apart = np.log(mine["num_bytes"] / num_bytes).abs()
+    is_near = not mine.empty and apart.min() <= math.log(NEAR)
+    return dict(mine.loc[apart.idxmin()]) if is_near else None

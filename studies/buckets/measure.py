@@ -13,7 +13,7 @@ import pandas as pd
 from buckets_settings import Buckets
 from interleaved import load_interleaved
 
-from minitrain.bench.arms import Arm, Row, close, enter, no_sync_arm, take_turns
+from minitrain.bench.arms import WITHOUT_SYNC, Arm, Row, close, enter, take_turns
 from minitrain.comm.groups import distributed, is_main_process
 from minitrain.core.errors import run_stage
 from minitrain.core.files import open_atomic, write_json
@@ -66,7 +66,7 @@ def compete(
 
 
 def arms_of(world_size: int, caps: dict[str, float | None]) -> Iterator[Arm]:
-    yield no_sync_arm("no communication", world_size, 1)
+    yield Arm("no communication", world_size, 1, WITHOUT_SYNC)
     for series, (overlap, timed) in SERIES.items():
         for cap, mb in caps.items():
             changes = (("sync", "ddp"), ("bucket_cap_mb", mb), ("overlap", overlap))

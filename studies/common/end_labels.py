@@ -1,10 +1,9 @@
 """Labels at the right end of lines, moved apart where they would overlap."""
 
 import math
+from collections.abc import Sequence
 
 from matplotlib.axes import Axes
-
-from minitrain.report.pictures import spread
 
 
 def label_ends(axes: Axes, ends: dict[str, tuple[float, str]], gap: float) -> None:
@@ -29,3 +28,21 @@ def label_ends(axes: Axes, ends: dict[str, tuple[float, str]], gap: float) -> No
             va="center",
             arrowprops={"arrowstyle": "-", "color": ends[name][1], "relpos": (0, 0.5)},
         )
+
+
+def spread(heights: Sequence[float], gap: float) -> list[float]:
+    """Move ascending ``heights`` at least ``gap`` apart, each as little as possible.
+
+    The least-squares solution groups overlapping neighbors around their mean (the
+    pool-adjacent-violators algorithm).
+    """
+    blocks: list[tuple[float, int]] = []
+    for index, height in enumerate(heights):
+        mean, size = height - index * gap, 1
+        while blocks and blocks[-1][0] > mean:
+            other, count = blocks.pop()
+            mean = (mean * size + other * count) / (size + count)
+            size += count
+        blocks.append((mean, size))
+    flat = [mean for mean, size in blocks for _ in range(size)]
+    return [mean + index * gap for index, mean in enumerate(flat)]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from minitrain.bench.arms import Arm, Contestant, no_sync_arm
+from minitrain.bench.arms import WITHOUT_SYNC, Arm, Contestant
 from minitrain.core.params import Params
 from minitrain.sync.catalog import PLAIN
 
@@ -78,7 +78,7 @@ class HandWritten(Contestant):
 
 
 def arms_of(world_size: int) -> Iterator[Arm]:
-    yield no_sync_arm(NO_SYNC, world_size, 1)
+    yield Arm(NO_SYNC, world_size, 1, WITHOUT_SYNC)
     yield Peer(RAW, world_size, 1)
     yield Arm("minitrain, ddp", world_size, 1, (("sync", "ddp"),))
     yield Peer("Accelerate", world_size, 1, wrap=with_accelerate)

@@ -4,13 +4,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
+from tables import table
 
 from minitrain.analysis.busy import why_busy
 from minitrain.core.errors import run_stage
 from minitrain.core.files import open_atomic, read_json
 from minitrain.core.provenance import measured_where
 from minitrain.report.numbers import ms, percent
-from minitrain.report.render import table
 
 STUDY = Path(__file__).resolve().parent
 TRIALS = (

@@ -14,7 +14,7 @@ from bucket_views import BucketViews
 from interleaved import load_interleaved
 from strategies_settings import Strategies
 
-from minitrain.bench.arms import Arm, measure, no_sync_arm
+from minitrain.bench.arms import WITHOUT_SYNC, Arm, measure
 from minitrain.comm.groups import distributed, is_main_process
 from minitrain.core.errors import run_stage
 from minitrain.core.files import open_atomic, write_json
@@ -75,7 +75,7 @@ def rounds(params: Params, study: Strategies, size: int) -> list[dict[str, Any]]
 
 
 def arms_of(world_size: int) -> Iterator[Arm]:
-    yield no_sync_arm("no communication", world_size, 1)
+    yield Arm("no communication", world_size, 1, WITHOUT_SYNC)
     for name in STRATEGIES:
         yield Arm(name, world_size, 1, (("sync", name),))
     for name, changes in VARIANTS.items():

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from minitrain.bench import arms
 from minitrain.bench.arms import (
+    WITHOUT_SYNC,
     Arm,
     Contestant,
     arms_of,
     close,
     enter,
     measure,
-    no_sync_arm,
     take_turns,
 )
 from minitrain.bench.ledger import CollectiveLedger
@@ -201,7 +201,7 @@ class Foreign(Arm):
 
 def counted(folder: Path) -> tuple[list[dict[str, Any]], list[list[int]]]:
     with distributed():
-        both = [no_sync_arm("own", 2, 1), Foreign("foreign", 2, 1)]
+        both = [Arm("own", 2, 1, WITHOUT_SYNC), Foreign("foreign", 2, 1)]
         contestants: list[Any] = enter(params(1, 2), folder, both)
         rows = take_turns(contestants, range(4), STEPS)
         close(contestants)

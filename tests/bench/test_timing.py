@@ -112,19 +112,6 @@ def test_no_step_of_the_warm_up_is_in_any_number() -> None:
         assert intervals[intervals["run"] == run]["high_ms"].max() < 100
 
 
-def test_clocks_of_several_hosts_are_not_compared() -> None:
-    # the clock of rank 1 started an hour before the clock of rank 0
-    rows = rows_of(2)
-    for row in rows:
-        row["last_bucket_at_ns"] += row["rank"] * 3600 * 10**9
-    found = []
-    for hosts in (1, 2):
-        write_run(Path("data/runs/gloo-2"), 2, rows, num_hosts=hosts)
-        told = timed_runs()["gloo-2"]
-        found.append((told["num_hosts"], told["skew_p50_ms"]))
-    assert found == [(1, pytest.approx(3.6e6, rel=1e-6)), (2, None)]
-
-
 def test_strategy_says_which_steps_tell_of_stragglers() -> None:
     # under hierarchical only bracketed ones: 14, 19, 24, 29
     for sync, steps, why in (

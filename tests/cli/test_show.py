@@ -2,10 +2,7 @@
 
 import json
 import math
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -94,34 +91,16 @@ def test_page_is_one_file(folder: Path) -> None:
     assert "different at step 0: learning rate" in text
 
 
-@pytest.mark.parametrize(
-    ("name", "line"),
-    [
-        ("page.txt", r"must be a file and end in \.html"),
-        ("full.html", r"must be a file and end in \.html"),
-        ("none/page.html", "none: no such folder"),
-    ],
-)
-def test_page_that_cannot_be_written(
-    folder: Path, tmp_path: Path, name: str, line: str
-) -> None:
-    (tmp_path / "full.html").mkdir()
-    with pytest.raises(UserError, match=line):
-        output_of("show", folder / "a", "--html", tmp_path / name)
-    assert [*tmp_path.rglob("*")] == [tmp_path / "full.html"]
+def test_page_that_cannot_be_written(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"page\.txt: must end in \.html"):
+        output_of("show", folder / "a", "--html", tmp_path / "page.txt")
+    assert [*tmp_path.rglob("*")] == []
 
 
 def test_numbers_that_json_lacks_are_null(tmp_path: Path) -> None:
-    """And times that are all 0 are shown."""
-    file = trained(tmp_path / "a", steps=8, lr=math.inf) / "times-0.csv"
-    rows = file.read_text().splitlines()
-    none = [re.sub(r"(,\d+\.\d+){6}", ",0" * 6, row) for row in rows]
-    file.write_text("\n".join([*none, ""]))
+    trained(tmp_path / "a", steps=8, lr=math.inf)
     facts = json.loads(output_of("show", tmp_path / "a", "--json")[1])
     assert [one["loss"] for one in facts["losses"]][1:] == [None] * 3
-    assert facts["parts"]["all"]["step_ms"] == 0
-    page = tmp_path / "page.html"
-    assert "0.0 %" in output_of("show", tmp_path / "a", "--html", page)[1]
 
 
 SLOW = {"rank": 1, "excess_ms": 12.25}
@@ -156,27 +135,3 @@ def test_times_of_two_recordings_in_words() -> None:
         "time: no difference is seen: a step takes 40.0 ms in A, 41.0 ms in B, noise "
         "1.5 ms"
     )
-
-
-def test_times_that_are_no_file_are_not_waited_for(tmp_path: Path) -> None:
-    trained(tmp_path / "a", steps=3)
-    (tmp_path / "a" / "times-0.csv").unlink()
-    os.mkfifo(tmp_path / "a" / "times-0.csv")
-    with pytest.raises(UserError, match=r"times-0\.csv"):
-        output_of("show", tmp_path / "a")
-
-
-def test_names_beyond_the_locale_are_escaped(tmp_path: Path) -> None:
-    file = tmp_path / "a.pt"
-    torch.save({"\u6743": torch.tensor([1.0])}, file)
-    torch.save({"\u6743": torch.tensor([2.0])}, tmp_path / "b.pt")
-    command = [sys.executable, "-m", "minitrain", "verify", str(file)]
-    done = subprocess.run(
-        [*command, str(tmp_path / "b.pt")],
-        env=os.environ | {"PYTHONIOENCODING": "ascii"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (1, "")
-    assert "first difference: \\u6743[0]" in done.stdout

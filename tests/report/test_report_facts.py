@@ -34,7 +34,7 @@ from minitrain.report.numbers import times
 from minitrain.report.publish import manifest, report, summary
 from minitrain.report.published import summary_lines
 from minitrain.report.render import sentence
-from minitrain.report.study_results import Expectation, Mismatch, bare_allreduce
+from minitrain.report.study_results import Mismatch, bare_allreduce
 
 # of a run without calibration, or without observed last gradients
 UNSPLIT = {"forward_ms": 20.0, "backward_ms": 75.0, "step_ms": 95.0}
@@ -303,7 +303,6 @@ def test_a_study_applies_to_what_produced_it() -> None:
     there = origin()["provenance"] | {"machine": MACHINE | {"cores": 4}}
     cases: list[tuple[dict[str, Any], Mismatch | None]] = [
         ({}, None),
-        ({"provenance": None}, Mismatch("cpu", None, "Example CPU")),
         ({"model": MODEL | {"n_layer": 2}}, Mismatch("n_layer", 2, 4)),
         ({"provenance": there}, Mismatch("cores", 4, 2)),
     ]
@@ -335,13 +334,13 @@ def test_two_hosts_are_compared_beyond_the_floor() -> None:
     assert not hosts(table=HOSTS.assign(tokens_per_s=14_000.0)).links_differ
     # 290 ms expected and 300 measured are 3.4 % apart, the floor is 2 %
     expectations = [row["expectation"] for row in found.rows()]
-    assert expectations == [None, *[Expectation.UNEXPECTED] * 3]
+    assert expectations == [None, *["unexpected"] * 3]
     around = HOSTS.assign(allreduce_ms_least=1.0, allreduce_ms_most=999.0)
     last = hosts(table=around).rows()[3]["expectation"]
-    assert last is Expectation.NOT_TOLD_APART
+    assert last == "inconclusive"
     close = HOSTS.assign(allreduce_ms=HOSTS["allreduce_expected_ms"] * 1.01)
     last = hosts(table=close).rows()[3]["expectation"]
-    assert last is Expectation.AS_EXPECTED
+    assert last == "as expected"
     load = {"load": {"others_share": 0.9, "steal_share": 0.0}}
     busy = hosts(origin=origin(provenance=origin()["provenance"] | load))
     assert "other processes used 90 %" in sentence("hosts_speed", busy)

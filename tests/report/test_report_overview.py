@@ -1,7 +1,7 @@
 from typing import Any
 from xml.etree import ElementTree
 
-from report_inputs import facts, ladder_of, provenance_of, rung
+from report_inputs import facts, ladder_of, provenance_of
 
 from minitrain.report.facts import Facts
 from minitrain.report.overview import draw_overview
@@ -41,11 +41,6 @@ def test_it_shows_the_facts_of_the_run() -> None:
         assert text in shown
     assert shown.count("16 of these") == 2
     assert any(text.startswith("“Rank 0 <b>reads</b>") for text in shown)
-
-
-def test_a_check_that_compared_no_bits_is_not_called_the_same() -> None:
-    shown = texts(drawn(with_ladder(ranks=rung("passed"), replay=rung("passed"))))
-    assert not [text for text in shown if "the same bytes" in text]
 
 
 def test_any_text_leaves_a_picture() -> None:
