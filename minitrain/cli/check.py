@@ -180,7 +180,7 @@ def in_words(tried: Tried) -> str:
     for name, found in tried.items():
         if isinstance(found, Exception):
             what = "failed" if isinstance(found, RankError) else "not tried"
-            lines.append(f"{name:<{width}}  {what}: {str(found)}")
+            lines.append(f"{name:<{width}}  {what}: {found!s}")
             continue
         lines.append(f"{name:<{width}}  {found.verdict}: {found.rests_on}")
         if found.divergence is not None:
