@@ -1,8 +1,7 @@
 """Validation of the arguments of ``check_data_parallel``, with a trial of the model."""
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Annotated, Any
 
@@ -10,7 +9,7 @@ import numpy as np
 from pydantic import Field
 from torch import nn
 
-from minitrain.analysis.verdicts import VERDICTS
+from minitrain.analysis.verdicts import RunVerdict
 from minitrain.check.trial import alone, in_memory_of
 from minitrain.core.errors import UserError
 from minitrain.core.params import OptimizerName, PrecisionName
@@ -20,7 +19,7 @@ from minitrain.data.cut import InMemory, count_targets, tensors_of
 from minitrain.model.factory import Wrapped, computed_loss, make_model, try_model
 from minitrain.sync.catalog import find_strategy
 from minitrain.sync.ddp_buckets import StockDDP
-from minitrain.sync.guarantees import Defaults, Tuning
+from minitrain.sync.guarantees import Tuning
 from minitrain.sync.strategy import Strategy, copy_buffers, load_buffers, trained
 from minitrain.train.config import RunConfig, whole_batches
 from minitrain.train.precision import Precision
@@ -31,6 +30,10 @@ __tracebackhide__ = True
 
 # prefix of the keys of params.yaml that are arguments here, as messages write it
 SECTION = re.compile(r"(?<!')\btrain\.")
+NO_LOSS = (
+    "; without a loss of yours, model(**batch).loss is computed; for other models give "
+    "batches and loss (--batches, --loss)"
+)
 TwoOrMore = Annotated[int, Field(ge=2)]
 
 
@@ -45,6 +48,7 @@ class Settings(Section):
     learning_rate: PositiveFloat
     seed: Seed
     timeout_s: PositiveFloat
+    accept: Annotated[tuple[RunVerdict, ...], Field(strict=False)]
     atol: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     logical_shards: Count
     loss: Callable[..., Any] | None
@@ -66,44 +70,24 @@ def described(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 
-def plain(value: Any) -> Any:
-    """Convert a NumPy number to a Python number; return other values unchanged."""
-    return value.item() if isinstance(value, np.generic) else value
-
-
 def as_config(
     factory: Callable[[], nn.Module],
     batches: Iterable[Any],
     sync: str | type[Strategy],
     tuning: Tuning,
-    accept: Collection[str],
     **settings: Any,
 ) -> RunConfig:
     """Convert arguments of ``check_data_parallel`` to a RunConfig. ``settings``: the
     fields of :class:`Settings` without ``logical_shards``. Raises UserError if invalid.
     """
-    known = isinstance(accept, Collection) and all(v in VERDICTS for v in accept)
-    if not known or not accept:
-        allowed = ", ".join(VERDICTS)
-        raise UserError(f"accept = {accept!r}: must hold some of {allowed}")
-    if not all(hasattr(tuning, field.name) for field in fields(Defaults)):
-        kind = type(tuning).__name__
-        raise UserError(f"tuning: is a {kind}, must be a minitrain.sync.Defaults")
-    shards = plain(tuning.logical_shards)
+    shards = tuning.logical_shards
     given = validated({**settings, "logical_shards": shards}, Settings)
-    if isinstance(sync, str):
-        sync = find_strategy(sync)
-    elif not (isinstance(sync, type) and issubclass(sync, Strategy)):
-        raise UserError(
-            f"sync = {sync!r}: must be a name, or a class that derives from "
-            "minitrain.sync.Strategy"
-        )
     kept = _batches(batches, given.steps)
-    count = _number(given.count or count_targets)
+    count = _whole_number(given.count or count_targets)
     return RunConfig(
         factory=factory,
         data=InMemory(kept, given.loss or causal_lm_loss, count),
-        sync=sync,
+        sync=find_strategy(sync) if isinstance(sync, str) else sync,
         tuning=tuning,
         steps=given.steps or max(2, len(kept)),
         optimizer=given.optimizer,
@@ -114,37 +98,28 @@ def as_config(
     )
 
 
-def _batches(batches: Iterable[Any], steps: int | None) -> Sequence[Any]:
-    unfit = isinstance(batches, str | bytes | Mapping | nn.Module)
-    if unfit or not (isinstance(batches, Iterable) or hasattr(batches, "__getitem__")):
-        kind = type(batches).__name__
-        raise UserError(f"batches: is a {kind}, must be an iterable of global batches")
-    if not isinstance(batches, Sequence):
-        # a loader may shuffle, but ranks and replay need the same batches
-        with untouched_random_state():
-            try:
-                batches = list(islice(iter(batches), steps))
-            except (Exception, SystemExit) as error:
-                raise UserError(f"batches: {described(error)}") from error
-    if not batches:
+def _batches(batches: Iterable[Any], steps: int | None) -> list[Any]:
+    # a loader may shuffle, but ranks and replay need the same batches
+    with untouched_random_state():
+        try:
+            found = list(islice(batches, steps))
+        except (Exception, SystemExit) as error:
+            raise UserError(f"batches: {described(error)}") from error
+    if not found:
         raise UserError("batches: is empty, must hold a global batch or more")
-    return batches
+    return found
 
 
-def _number(count: Callable[[Any], Any]) -> Callable[[Any], int]:
+def _whole_number(count: Callable[[Any], Any]) -> Callable[[Any], int]:
     def number(batch: Any) -> int:
         try:
             found = count(batch)
-        except (Exception, SystemExit) as error:
-            raise UserError(f"count(batch): {described(error)}") from error
-        try:
             # a count may be a tensor
             whole = int(found)
-        except (TypeError, ValueError, RuntimeError):
-            whole = -1
-        if whole < 0 or whole != found:
-            shown = " ".join(repr(found).split())[:60]
-            raise UserError(f"count(batch) = {shown}: must be a whole number")
+        except (Exception, SystemExit) as error:
+            raise UserError(f"count(batch): {described(error)}") from error
+        if whole != found:
+            raise UserError(f"count(batch) = {found}: must be a whole number")
         return whole
 
     return number
@@ -166,78 +141,51 @@ def refuse_what_cannot_be(config: RunConfig, world_size: int) -> None:
                 "or give a loss (--loss)"
             )
         _refuse_batch(f"batches[{index}]", batch, parts)
-    _refuse_counts(config, data, shards)
     _refuse_model(config, world_size)
 
 
 def _refuse_batch(name: str, batch: Any, parts: int) -> None:
     lengths = {len(t) if t.dim() else 0 for t in tensors_of(batch)}
-    for where, value in _uncut(batch):
-        if len(value) in lengths or (isinstance(value, np.ndarray) and not lengths):
-            raise UserError(
-                f"{name}{where}: is a {type(value).__name__} of {len(value)}, which "
-                "would not be cut; make it a tensor, or give it to the loss otherwise"
-            )
     if len(lengths) != 1:
         found = ", ".join(map(str, sorted(lengths))) or "no tensor"
         raise UserError(f"{name}: all tensors must have one length, found {found}")
-    if min(lengths) < parts:
+    (length,) = lengths
+    if length < parts:
         raise UserError(
-            f"{name}: {min(lengths)} samples cannot be cut into {parts} parts "
+            f"{name}: {length} samples cannot be cut into {parts} parts "
             "(world_size or logical_shards, times grad_accumulation_steps)"
         )
+    for value in _uncut(batch):
+        if len(value) == length:
+            raise UserError(
+                f"{name}: holds a {type(value).__name__} of {length}, which would not "
+                "be cut; make it a tensor, or give it to the loss otherwise"
+            )
 
 
-def _uncut(batch: Any, where: str = "") -> Iterator[tuple[str, Any]]:
+def _uncut(batch: Any) -> Iterator[Any]:
     # yield arrays and lists that ``cut``, which slices tensors, would not split
     is_list = isinstance(batch, Sequence) and not isinstance(batch, str | bytes)
-    if isinstance(batch, np.ndarray) and batch.ndim:
-        yield where, batch
-    elif isinstance(batch, Mapping) or is_list:
-        named = batch.items() if isinstance(batch, Mapping) else enumerate(batch)
-        for key, value in named:
-            yield from _uncut(value, f"{where}[{key!r}]")
-    if is_list and not tensors_of(batch):
-        yield where, batch
-
-
-def _refuse_counts(config: RunConfig, data: InMemory, shards: int) -> None:
-    every = config.batches(range(shards), shards)
-    for step, batch in zip(range(config.steps), data.batches, strict=False):
-        parts, whole = every.micro_batches(step), data.count(batch)
-        counted = [part.num_targets for part in parts]
-        if sum(counted) != whole:
-            raise UserError(
-                f"count(batches[{step}]) = {whole}: must be the sum of its parts' "
-                f"counts, {' + '.join(map(str, counted))}"
-            )
-        if 0 in counted:
-            # the mean over no target is NaN, and so is its product with a weight of 0
-            raise UserError(
-                f"batches[{step}]: the part of shard {parts[counted.index(0)].shard} "
-                f"(of {shards}) has no target (by default, count(batch) counts "
-                "labels[:, 1:] other than -100)"
-            )
+    is_array = isinstance(batch, np.ndarray) and batch.ndim
+    if is_array or (is_list and not tensors_of(batch)):
+        yield batch
+    if is_list or isinstance(batch, Mapping):
+        for value in batch if is_list else batch.values():
+            yield from _uncut(value)
 
 
 @alone()
 def _refuse_model(config: RunConfig, world_size: int) -> None:
     first, second = _made(config), _made(config)
     both = {id(parameter) for parameter in trained(first).values()}
-    shared = [name for name, p in trained(second).items() if id(p) in both]
-    if first is second or shared:
-        what = "the same module" if first is second else f"the same {shared[0]}"
-        raise UserError(
-            f"factory: returned {what} twice, must make a new one each time"
-        )
-    for name, module in second.named_modules():
-        if isinstance(module, nn.SyncBatchNorm):
+    for name, parameter in trained(second).items():
+        if id(parameter) in both:
             raise UserError(
-                f"model: {name or 'it'} is a SyncBatchNorm, which computes on GPUs "
-                "only; check runs on CPUs: build it with BatchNorm, and convert it "
-                "(convert_sync_batchnorm) where you train"
+                f"factory: returned the same {name} twice, must make a new model each "
+                "time"
             )
     part = config.batches([0], config.num_shards(world_size)).micro_batches(0)[0]
+    (whole,) = whole_batches(config).batches([0], 1).micro_batches(0)
     loss = in_memory_of(config).loss
     own_loss = None if loss is causal_lm_loss else loss
     with Precision(config.precision).autocast():
@@ -245,13 +193,11 @@ def _refuse_model(config: RunConfig, world_size: int) -> None:
             unused = config.tuning.find_unused_parameters
             try_model(first, part, loss=own_loss, may_leave_unused=unused)
         except UserError as error:
-            if own_loss is not None:
-                raise
-            without = "without a loss of yours, model(**batch).loss is computed"
-            without += "; for other models give batches and loss (--batches, --loss)"
-            raise UserError(f"{error}; {without}") from None
+            raise UserError(f"{error}{'' if own_loss else NO_LOSS}") from None
         if own_loss is not None and issubclass(config.sync, StockDDP):
             computed_loss(Wrapped(first), part, own_loss)
+        # one process computes whole batches, which a loss may not accept
+        computed_loss(first, whole, own_loss)
         # a replay restores random generators and buffers, but no other state
         buffers, losses = copy_buffers(second), []
         for _ in range(2):
@@ -265,22 +211,6 @@ def _refuse_model(config: RunConfig, world_size: int) -> None:
             f"{again:.6g}; what it draws must come from the global generators, what it "
             "or the loss remembers must be a buffer of it"
         )
-    _refuse_whole_batch(config, second, own_loss)
-
-
-def _refuse_whole_batch(
-    config: RunConfig, model: nn.Module, loss: Callable[..., Any] | None
-) -> None:
-    # a loss may fit the number of samples of a rank only
-    (whole,) = whole_batches(config).batches([0], 1).micro_batches(0)
-    try:
-        with Precision(config.precision).autocast():
-            computed_loss(model, whole, loss)
-    except UserError as error:
-        raise UserError(
-            f"the loss fails on a whole batch of {len(whole.digests)}, which one "
-            f"process computes: {error}"
-        ) from None
 
 
 def _made(config: RunConfig) -> nn.Module:

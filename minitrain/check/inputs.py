@@ -6,14 +6,13 @@ from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache, partial
-from inspect import Parameter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import cloudpickle
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.rnn import pad_sequence
 
@@ -92,13 +91,11 @@ def find_factory(written: str, arguments: Mapping[str, Any]) -> tuple[Any, int |
 
 def _is_of_the_pipeline(function: Any) -> bool:
     try:
-        parameters = inspect.signature(function).parameters.values()
+        _, second, *_ = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
-        # no function, or one without a known signature
+        # no function of two parameters, or one without a known signature
         return False
-    by_place = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
-    needed = [p for p in parameters if p.default is p.empty and p.kind in by_place]
-    return [p.name for p in needed[1:]] == ["vocab_size"]
+    return second.name == "vocab_size" and second.default is second.empty
 
 
 def find(written: str, option: str) -> Any:
@@ -117,9 +114,7 @@ def find(written: str, option: str) -> Any:
         with neighbors_of(path) if of_file else nullcontext():
             found = _load(path) if of_file else importlib.import_module(place)
     except (Exception, SystemExit) as error:
-        file = Path(f"{place.replace('.', '/')}.py")
-        hint = f"; did you mean {file}:{name}?" if file.is_file() else ""
-        raise UserError(f"{start} {place}: {described(error)}{hint}") from error
+        raise UserError(f"{start} {place}: {described(error)}") from error
     if not hasattr(found, name):
         public = [one for one in vars(found) if not one.startswith("_")]
         raise UserError(f"{start} {place} has no {name}{did_you_mean(name, public)}")
@@ -153,32 +148,23 @@ def reading_for(factory: Any, size: int, steps: int | None) -> tuple[int, int, s
     model), and a clause on what was reduced, "" if nothing was. A batch has ``size``
     lines; ``steps`` is None for the default.
     """
-    usual = STEPS if steps is None else steps
-    if isinstance(factory, nn.Module) or not callable(factory):
-        # the check itself refuses it
-        return usual, LONGEST, ""
     with alone():
         seed_everything(0)
         model = make_model(factory, "factory")
     # the check itself refuses parameters without a shape
     parameters = sum(p.numel() for p in model.parameters() if not is_lazy(p))
-    longest = length_for(parameters, size)
-    less = [f"{size} lines of at most {longest} bytes"] if longest < LONGEST else []
-    if steps is None and parameters > LARGE:
-        usual = STEPS_OF_LARGE
-        less.append(f"{usual} steps")
-    millions = f": {parameters / 1e6:.0f} million parameters"
-    return usual, longest, ", ".join(less) + millions if less else ""
-
-
-def length_for(parameters: int, size: int) -> int:
-    """Return the longest line in bytes for a model with ``parameters`` and batches of
-    ``size`` lines: the cost of a step is the product of the three, which is limited.
-    """
-    longest = LONGEST
+    longest, less = LONGEST, []
+    # the cost of a step is the product of the three
     while longest > SHORTEST and parameters * size * longest > AFFORDED:
         longest //= 2
-    return longest
+    if longest < LONGEST:
+        less.append(f"{size} lines of at most {longest} bytes")
+    if steps is None and parameters > LARGE:
+        less.append(f"{STEPS_OF_LARGE} steps")
+    usual = STEPS_OF_LARGE if parameters > LARGE else STEPS
+    millions = f": {parameters / 1e6:.0f} million parameters"
+    steps = usual if steps is None else steps
+    return steps, longest, ", ".join(less) + millions if less else ""
 
 
 def text_batches(

@@ -1,14 +1,14 @@
 """Runs that a check compares: all ranks, their replay, and one process."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from minitrain.bench.ledger import forward_collectives
 from minitrain.comm.groups import distributed
@@ -24,10 +24,6 @@ from minitrain.train.observer import StepObserver
 from minitrain.train.rng import untouched_random_state
 from minitrain.train.run import Inject, run_rank
 from minitrain.train.step_record import TrainResult
-from minitrain.train.worker import Worker
-
-# smaller files are read, since a process can map only some ten thousand files
-LEAST_MAPPED_BYTES = 1 << 16
 
 
 @contextmanager
@@ -49,41 +45,6 @@ def alone(threads: int | None = 1) -> Iterator[None]:
             torch.set_num_threads(usual)
 
 
-class SavedTensors(dict[str, Tensor]):
-    """Dictionary that stays empty: setting a tensor saves it to a file in ``folder``,
-    as pickling the record of a large model needs three times its memory. ``files``:
-    paths by key. With ``folder`` None, tensors are dropped.
-    """
-
-    def __init__(self, folder: Path | None) -> None:
-        super().__init__()
-        self._folder = folder
-        if folder is not None:
-            folder.mkdir()
-        self.files: dict[str, str] = {}
-
-    def __setitem__(self, key: str, tensor: Tensor) -> None:
-        if self._folder is not None:
-            file = self._folder / f"{len(self.files)}.pt"
-            with writing(file):
-                one = tensor.detach().cpu()
-                # of a view, torch.save() stores the whole storage
-                is_view = one.untyped_storage().nbytes() != one.nbytes
-                torch.save(one.clone() if is_view else one, file)
-            self.files[key] = str(file)
-
-
-def mapped(files: Mapping[str, str]) -> dict[str, Tensor]:
-    """Load tensors from ``files`` (paths by name). Large ones are memory-mapped; they
-    stay valid after the files are removed.
-    """
-    found = {}
-    for name, file in files.items():
-        is_large = Path(file).stat().st_size >= LEAST_MAPPED_BYTES
-        found[name] = torch.load(file, mmap=is_large, weights_only=True)
-    return found
-
-
 def run_ranks(
     config: RunConfig,
     world_size: int,
@@ -101,9 +62,10 @@ def run_ranks(
             *(_be_a_rank, world_size, config, inject, keep, timeout_s, folder, show),
             timeout_s=timeout_s,
         )
-        for one in finished:
-            one.sampled = mapped(cast(Any, one.sampled))
-            one.state = mapped(cast(Any, one.state))
+        for rank, one in enumerate(finished):
+            # mapped, which saves memory, and valid after the file is removed
+            saved = torch.load(folder / f"{rank}.pt", mmap=True, weights_only=True)
+            one.sampled, one.state = saved
     return evidence_of(
         finished,
         [one.state for one in finished],
@@ -119,28 +81,20 @@ def _be_a_rank(
     folder: Path,
     show: str,
 ) -> TrainResult:
-    """Train as one rank; return tensors as the names of files in ``folder``."""
+    # train as one rank; save its tensors, which would need much memory in a pickle
     torch.set_num_threads(1)
     limit = max(1, int(timeout_s))
     with distributed(timeout_s=limit) as (rank, _):
-        # equal on all ranks, as their hashes show, so rank 0 alone saves them
-        sampled = SavedTensors(None if rank else folder / "sampled")
-
-        def observer(worker: Worker) -> StepObserver:
-            observed = StepObserver(worker, keep=keep)
-            observed.recorder.sampled = observed.result.sampled = sampled
-            return observed
-
-        own = forward_collectives(config)
-        show = "" if rank else show
+        own, show = forward_collectives(config), "" if rank else show
+        observer = partial(StepObserver, keep=keep)
         finished = run_rank(config, observer=observer, inject=inject, show=show)
         finished.hashes += own
-        state = SavedTensors(folder / f"state-{rank}")
-        for name, tensor in finished.state.items():
-            state[name] = tensor
-        finished.state = cast(Any, state.files)
-        finished.sampled = cast(Any, sampled.files)
-        return finished
+        # equal on all ranks, as their hashes show, so rank 0 alone saves them
+        sampled = {} if rank else finished.sampled
+        file = folder / f"{rank}.pt"
+        with writing(file):
+            torch.save((sampled, finished.state), file)
+        return replace(finished, sampled={}, state={})
 
 
 # repeat a run; train one process with whole batches, and from weights one unit away

@@ -87,17 +87,11 @@ def unwatched_rung(run: Rows) -> Rung:
     """Return a rung: EQUAL if minitrain's communication hook changed no bit of DDP's
     gradients at step 0, else BREACH. NOT_RUN if none were recorded without the hook.
     """
-    bare = {row["rank"]: row["gradients"] for row in of_kind(run, "unwatched")}
+    bare = [{**row, "kind": "tensors"} for row in of_kind(run, "unwatched")]
     if not bare:
         return not_run("without its hook this is a different strategy")
     hooked = [row for row in of_kind(run, "tensors") if row["step"] == 0]
-    if bare.keys() != {row["rank"] for row in hooked}:
-        return _breach("not every rank recorded it")
-    for row in hooked:
-        for name, wanted in bare[row["rank"]].items():
-            if row["gradients"].get(name) != wanted:
-                return _breach(f"first at rank {row['rank']}, tensor {name}")
-    return SAME
+    return hashes_rung(hooked, bare, "gradients", len(hooked))
 
 
 def precision_rung(run: Rows, replay: Rows) -> Rung:

@@ -17,7 +17,6 @@ from minitrain.train.rng import untouched_random_state
 from minitrain.train.step_record import sha256_tensor
 
 DRAWS = "the forward pass draws random numbers, each rank its own"
-CHANGES = "each rank's forward pass changes"
 NORMALIZES = "batch norm normalizes by each rank's own samples"
 # buffers of batch norm itself, without any that a subclass adds
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
@@ -32,15 +31,11 @@ class Forward:
     why: str | None
     changed: Sequence[str]
 
-    @property
-    def changes(self) -> str:
-        """Clause that names the changed buffers; empty if there are none."""
-        return f"{CHANGES} {_some(self.changed)}" if self.changed else ""
-
     def omits(self, state: Iterable[str]) -> str:
         """Return a clause that names the changed buffers in ``state``, or ""."""
-        left_out = [name for name in state if name in self.changed]
-        return f"without {_some(left_out)}, which {CHANGES}" if left_out else ""
+        left_out = ", ".join(name for name in state if name in self.changed)
+        why = f"without {left_out}, which each rank's forward pass changes"
+        return why if left_out else ""
 
 
 def forward_of(run: Rows, config: RunConfig) -> Forward:
@@ -81,10 +76,6 @@ def _changed_buffers(run: Rows, config: RunConfig) -> tuple[list[str], set[str]]
     same = {id(named[name]) for name in found if name in named}
     found |= {name for name, buffer in named.items() if id(buffer) in same}
     return sorted(found), _statistics(model, bool(collectives_of(run)))
-
-
-def _some(names: Sequence[str]) -> str:
-    return f"{', '.join(names[:3])}{', ...' if names[3:] else ''}"
 
 
 def _statistics(model: nn.Module, communicates: bool) -> set[str]:

@@ -31,7 +31,7 @@ from minitrain.proof.bits import (
 )
 from minitrain.proof.evidence import IN_ORDER, Evidence, Tensors, hashes_of, of_kind
 from minitrain.proof.forward import forward_of
-from minitrain.proof.replay import Hosts, reduction_of
+from minitrain.proof.replay import reduction_of
 from minitrain.proof.tolerances import COMPARABLE, Twin, one_process_rungs
 from minitrain.sync.catalog import name_of
 from minitrain.sync.guarantees import Promise
@@ -175,7 +175,8 @@ def reference_rung(
 ) -> Rung:
     """Return the rung of ``strategy.reference``, the sum that a replay uses: of random
     gradients it must be the float64 sum, up to rounding, for buckets of ``sizes``
-    elements and all :func:`possible_hosts`. A replay misses a rank that both leave out.
+    elements; if placement changes bits, on one to three hosts and one rank per host. A
+    replay misses a rank that both leave out.
 
     Adding n numbers rounds at most n times, each time by at most half a unit in the
     last place of the sum of absolute values so far (Higham, Accuracy and Stability of
@@ -185,7 +186,8 @@ def reference_rung(
     wire = strategy.guarantees.wire
     coarse = getattr(torch, wire) if wire else dtype
     unit, smallest = torch.finfo(coarse).eps, torch.finfo(coarse).smallest_normal
-    worst, where = 0.0, ""
+    ranks, worst, where = range(num_shards), 0.0, ""
+    counts = {1, 2, 3, num_shards} if strategy.guarantees.adds_in == "hosts" else {1}
     for size in sorted(
         {*TEST_BUCKET_SIZES, *(min(size, MAX_ELEMENTS) for size in sizes)}
     ):
@@ -193,28 +195,16 @@ def reference_rung(
         shards = [one.to(dtype) for one in drawn]
         right = torch.stack(shards).double()
         allowed = (num_shards + 1) * (unit * right.abs().sum(0) + smallest)
-        for hosts in possible_hosts(strategy, num_shards):
+        for count in sorted(count for count in counts if count <= num_shards):
+            hosts = [[*ranks[first::count]] for first in range(count)]
             found = reduction_of(strategy, hosts)([shard.clone() for shard in shards])
             share = float(((found.double() - right.sum(0)).abs() / allowed).max())
             if not share <= worst:
                 worst, where = share, f"{num_shards} shards of {size} elements"
-                where += f" on {len(hosts)} hosts" if len(hosts) > 1 else ""
+                where += f" on {count} hosts" if count > 1 else ""
     if not worst <= 1:
         detail = f"the reference is not a sum: {where}: "
         detail += f"{worst:.3g} times what rounding explains"
         return without_bits(CheckVerdict.BREACH, detail)
     detail = f"at most {worst:.2g} of the rounding limit"
     return without_bits(CheckVerdict.WITHIN, detail)
-
-
-def possible_hosts(strategy: type[Strategy], num_shards: int) -> list[Hosts]:
-    """Return placements of ranks, each as a list of ranks per host: on one host, two
-    and three hosts, and one rank per host. Only the first if placement changes no bits.
-    """
-    ranks = range(num_shards)
-    counts = {1, 2, 3, num_shards} if strategy.guarantees.adds_in == "hosts" else {1}
-    return [
-        [[*ranks[first::count]] for first in range(count)]
-        for count in sorted(counts)
-        if count <= num_shards
-    ]

@@ -62,19 +62,18 @@ def one_process_rungs(
         )
         limits = state_limits(kept, one.start, train, atol)
         rung = close_rung(ours, kept, limits, twins, explained=explained)
-        return _noted(rung, forward.omits(theirs))
+        detail = "; ".join(filter(None, (rung.detail, forward.omits(theirs))))
+        return replace(rung, detail=detail)
 
     rungs = {"one_process_data": data_rung(run.rows, one.rows)}
     if forward.why:
         rungs |= dict.fromkeys(COMPARABLE, not_run(forward.why))
     else:
-        rung = close_rung(
+        gradients = close_rung(
             *(run.gradients, one.gradients, gradient_limits(one.gradients)),
             lambda: twin(EARLY).gradients,
             lambda: twin(EARLY).unit,
         )
-        breached = rung.verdict is CheckVerdict.BREACH
-        gradients = _noted(rung, forward.changes if breached else "")
         early = not_run("fewer than three steps")
         if run.early:
             early = state(run.early, one.early, lambda: twin(EARLY).early)
@@ -84,10 +83,6 @@ def one_process_rungs(
         final = state(*given, CheckVerdict.UNDECIDED)
         rungs |= zip(COMPARABLE, (gradients, early, final), strict=True)
     return rungs | {"loss": loss_rung(run.losses, one.losses)}
-
-
-def _noted(rung: Rung, note: str) -> Rung:
-    return replace(rung, detail="; ".join(filter(None, (rung.detail, note))))
 
 
 @dataclass(frozen=True)
@@ -181,8 +176,6 @@ def _by_twin(
     within = all(gap <= most[name] for name, gap in beyond.items())
     named = f"tensor {worst} is {beyond[worst]:.3g} off"
     carried = f"a start one ULP away moves it by {far[worst]:.3g}"
-    if units[worst] > TIMES_TWIN * far[worst]:
-        carried += f", {UNITS} units in its last place are {units[worst]:.3g}"
     return within, f"{f'{EXPLAINED}: ' if within else ''}{named}, {carried}"
 
 

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import bugs as bugs
 import pytest
 import torch
 import torch.distributed as dist
@@ -15,10 +14,8 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     checkpoint_wrapper,
 )
 
-from minitrain.check import data_parallel
 from minitrain.check.data_parallel import check_data_parallel, examine
-from minitrain.compare.difference import UNKNOWN
-from minitrain.core.errors import EvidenceError, RankError
+from minitrain.core.errors import EvidenceError
 from minitrain.train.worker import Worker
 
 pytestmark = pytest.mark.slow
@@ -261,21 +258,3 @@ def test_loss_over_the_pairs_of_a_rank_is_no_mean_over_samples() -> None:
     )
     assert ladder.communicates == []
     assert "the loss is not a mean over samples, so ranks that see" in ladder.rests_on
-
-
-def test_breach_whose_cause_cannot_be_found_is_a_breach(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    real = data_parallel.run_ranks
-
-    def fails_again(*args: Any, **options: Any) -> Any:
-        # the second run, which keeps the tensors of a step
-        if len(args) > 3:
-            raise RankError("killed by SIGKILL")
-        return real(*args, **options)
-
-    monkeypatch.setattr(data_parallel, "run_ranks", fails_again)
-    config = make_run()
-    found = data_parallel.examine(config, 2, bugs.sum_for_mean)
-    assert found.verdict == "breach"
-    assert found.divergence.why == UNKNOWN

@@ -318,23 +318,6 @@ class Recomputed(nn.Module):
         return found
 
 
-class Scaled(nn.Module):
-    """Assigns the size of its activations, in their type, to a float32 buffer."""
-
-    scale: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers, self.head = nn.Linear(6, 16), nn.Linear(16, 2)
-        self.register_buffer("scale", torch.tensor(1.0))
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        hidden = self.layers(inputs)
-        self.scale = hidden.detach().abs().amax()
-        found: Tensor = self.head(hidden)
-        return found
-
-
 def gradient_penalty(model: nn.Module, batch: Any) -> Tensor:
     """As of a Wasserstein GAN: each sample's gradient has a norm near one."""
     inputs = batch[0].detach().clone().requires_grad_()
@@ -431,9 +414,6 @@ CASES = {
     "a moving average": of_classes(REPLAY, "depends on center", factory=Centered),
     "a moving average that is not used": of_classes(PROVEN, factory=Watched),
     "spectral norm": of_classes(PROVEN, factory=spectral),
-    "a buffer that becomes bfloat16": of_classes(
-        PROVEN, factory=Scaled, precision="bf16"
-    ),
     # batch norm of one's own
     "batch norm with a penalty": of_classes(
         REPLAY, DEPENDS, factory=with_penalty, loss=penalized

@@ -15,10 +15,8 @@ from project import PARAMS_FILE, set_params
 from minitrain.check import data_parallel as check_module
 from minitrain.check.inputs import (
     LONGEST,
-    SHORTEST,
     find,
     find_factory,
-    length_for,
     reading_for,
     text_batches,
 )
@@ -186,12 +184,6 @@ def test_large_model_reads_short_lines_in_two_steps_unless_told(
     less = "8 lines of at most 16 bytes, 2 steps: 0 million parameters"
     assert reading_for(factory, 8, None) == (2, 16, less)
     assert reading_for(factory, 8, 3)[0] == 3
-    # what builds no model is left to the check
-    assert reading_for(3, 8, None) == (3, LONGEST, "")
-    monkeypatch.undo()
-    # 2^31 multiplications: 64 bytes of 8 lines for 2^22 parameters
-    assert length_for((1 << 22) + 1, 8) == LONGEST // 2
-    assert length_for(124_000_000, 8) == SHORTEST
 
 
 def test_lines_that_are_cut_have_different_lengths(tmp_path: Path) -> None:
@@ -307,7 +299,7 @@ MISTAKES = {
     "failing.py:SIZE --arg n=1": "MODEL = 'failing.py:SIZE': must be a function if",
     "failing:raises": (
         "MODEL = 'failing:raises': failing: ModuleNotFoundError: No module named "
-        "'failing'; did you mean failing.py:raises?"
+        "'failing'"
     ),
     "failing.py:raises": "factory: ValueError: no",
     "failing.py:exits": "factory: SystemExit: 0",

@@ -168,7 +168,7 @@ def test_ranks_that_swapped_their_samples() -> None:
     assert data_rung(ledger("b", "a"), ledger("ab")).verdict == "equal"
 
 
-def test_first_step_with_different_data() -> None:
+def test_data_of_runs() -> None:
     rows = run_rows()
     assert data_rung(rows, run_rows()).verdict == "equal"
     rows[4]["sha256"] = rows[7]["sha256"] = "x"

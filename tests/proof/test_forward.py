@@ -117,11 +117,6 @@ def test_excuses_by_hand() -> None:
     assert found(lambda: norm_alone, running_var="x").why == NORMALIZES
 
 
-def test_what_is_left_out_is_named() -> None:
-    line = "without seen, which each rank's forward pass changes"
-    assert Forward(None, ["seen"]).omits(["w", "seen"]) == line
-
-
 def test_a_buffer_that_two_modules_share_has_two_names() -> None:
     def factory() -> nn.Module:
         one, other = Counts(), Counts()
@@ -130,12 +125,3 @@ def test_a_buffer_that_two_modules_share_has_two_names() -> None:
 
     # recorded under its first name
     assert found(factory, **{"0.seen": "x"}).changed == ["0.seen", "1.seen"]
-
-
-def test_random_numbers_of_the_caller_are_left_alone() -> None:
-    torch.manual_seed(5)
-    expected = torch.rand(1)
-    rows = rows_of(Counts(), seen="x")
-    torch.manual_seed(5)
-    forward_of(rows, replace(make_run(), factory=Counts))
-    assert torch.equal(torch.rand(1), expected)

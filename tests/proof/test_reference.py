@@ -59,8 +59,3 @@ def test_hosts_of_a_run() -> None:
 def test_hosts_that_are_no_partition(hosts: list[list[int]]) -> None:
     with pytest.raises(EvidenceError, match="must hold each of 3 ranks once"):
         hosts_of_run(rows(hosts), 3)
-
-
-def test_ranks_that_do_not_agree_on_hosts() -> None:
-    with pytest.raises(EvidenceError, match=r"hosts = \[\[0, 1\]\] on one rank, then"):
-        hosts_of_run(rows([[0, 1]], [[0], [1]]), 2)

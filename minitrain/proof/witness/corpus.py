@@ -32,7 +32,6 @@ from minitrain.proof.witness.record import (
     fed_names,
     fed_targets,
     rung,
-    weight_is_wrong,
 )
 
 BOUNDARY, PADDING, VOCABULARY = b"\xff", -100, 256
@@ -43,7 +42,7 @@ Batch = dict[str, Tensor]
 
 class Corpus:
     """The samples of a corpus.jsonl, split or cut off as set in params.yaml: their
-    ``names`` (hashes) and, by name, numbers of ``targets`` (tokens to predict).
+    ``names`` (hashes) in its order, and their bytes by name.
     """
 
     def __init__(self, corpus: Path, params: Path) -> None:
@@ -52,19 +51,16 @@ class Corpus:
 
         self.path, self.params = corpus, YAML(typ="safe").load(params)
         self.block = self.params["model"]["block_size"]
+        samples = [*self._read()]
         # samples with equal content share a name, and are interchangeable
-        self.names = [self.name(sample) for sample in self.samples()]
-        lengths = [len(sample) for sample in self.samples()]
-        counted = (length - 1 for length in lengths)
-        self.targets = dict(zip(self.names, counted, strict=True))
+        self.names = [self.name(sample) for sample in samples]
+        self.samples = dict(zip(self.names, samples, strict=True))
         # of lengths and tokens, as in the index of the shards
-        digest = hashlib.sha256(np.array(lengths, np.int64).tobytes())
-        for sample in self.samples():
-            digest.update(sample)
+        lengths = np.array([len(sample) for sample in samples], np.int64)
+        digest = hashlib.sha256(lengths.tobytes() + b"".join(samples))
         self.digest = int(digest.hexdigest()[:16], 16)
 
-    def samples(self) -> Iterator[bytes]:
-        """Yield the bytes of every sample, in the order of the corpus."""
+    def _read(self) -> Iterator[bytes]:
         split = self.params["shard"]["long_samples"] == "split"
         with open(self.path, encoding="utf-8") as lines:
             for line in filter(str.strip, lines):
@@ -83,28 +79,25 @@ class Corpus:
         rows[:, : len(tokens)] = tokens
         return hashlib.sha256(rows.tobytes()).hexdigest()[:16]
 
-    def batch(self, samples: list[bytes]) -> Batch:
-        """Return a model's inputs (B, block): ids padded with 0, labels with -100."""
-        ids = torch.zeros(len(samples), self.block, dtype=torch.int64)
-        labels = torch.full_like(ids, PADDING)
-        for row, sample in enumerate(samples):
-            ids[row, : len(sample)] = torch.tensor(list(sample))
-            labels[row, : len(sample)] = torch.tensor(list(sample))
-        return {"input_ids": ids, "labels": labels}
-
     def batches(self, record: Record) -> dict[int, Batch]:
         """Return the batches of the sampled steps and of the probe (a step repeated in
-        eval mode), by step, rebuilt from the names of the samples in ``record``.
+        eval mode), by step, rebuilt from the names of the samples in ``record``: ids
+        (B, block) padded with 0, labels with -100.
         """
         probed = [row["step"] for row in record.kind("probe")]
         fed: dict[int, list[str]] = {step: [] for step in (*record.steps(), *probed)}
         for row in record.kind("fed"):
             if row["step"] in fed:
                 fed[row["step"]] += fed_names(row)
-        wanted = {name for names in fed.values() for name in names}
-        pairs = zip(self.names, self.samples(), strict=True)
-        found = {name: sample for name, sample in pairs if name in wanted}
-        return {s: self.batch([found[n] for n in names]) for s, names in fed.items()}
+        return {step: self._batch(names) for step, names in fed.items()}
+
+    def _batch(self, names: list[str]) -> Batch:
+        ids = torch.zeros(len(names), self.block, dtype=torch.int64)
+        labels = torch.full_like(ids, PADDING)
+        for row, name in enumerate(names):
+            tokens = torch.tensor(list(self.samples[name]))
+            ids[row, : len(tokens)] = labels[row, : len(tokens)] = tokens
+        return {"input_ids": ids, "labels": labels}
 
     def task(
         self, world_size: int, wire: torch.dtype | None, section: Any = None
@@ -146,18 +139,15 @@ class Corpus:
         left: list[Counter[str]] = []
         epochs: list[list[str]] = []
 
-        def wrong_at(step: int, rows: Sequence[Mapping[str, Any]], ledger: Any) -> str:
+        def wrong_at(step: int, rows: Sequence[Mapping[str, Any]]) -> str:
             if step % per_epoch == 0:
                 ranks = range(task.world_size)
                 left[:] = [Counter(self.names[r :: task.world_size]) for r in ranks]
                 epochs.append([])
             everyone = sorted(name for row in rows for name in fed_names(row))
             epochs[-1].append(" ".join(everyone))
-            targets = sum(map(fed_targets, rows))
             for row in rows:
-                wrong = self._rank_is_wrong(row, left[row["rank"]])
-                wrong = wrong or weight_is_wrong(row, targets, ledger)
-                if wrong:
+                if wrong := self._rank_is_wrong(row, left[row["rank"]]):
                     return wrong
             last = step % per_epoch == per_epoch - 1
             if len(everyone) != ((count - 1) % size + 1 if last else size):
@@ -171,7 +161,7 @@ class Corpus:
         return found
 
     def _comes_again(self, epochs: list[list[str]], size: int) -> bool:
-        if 2 * len(self.targets) < len(self.names):
+        if 2 * len(self.samples) < len(self.names):
             # with many duplicates, different orders look the same
             return False
         for one, other in itertools.combinations(epochs, 2):
@@ -184,12 +174,12 @@ class Corpus:
 
     def _rank_is_wrong(self, row: Mapping[str, Any], left: Counter[str]) -> str:
         rank, names = f"rank {row['rank']}", fed_names(row)
-        if not self.targets.keys() >= {*names}:
+        if not self.samples.keys() >= {*names}:
             return f"{rank} computed a sample that is not in the corpus"
         left.subtract(names)
         if any(left[name] < 0 for name in names):
             return f"{rank} read a sample twice, or one of another rank"
-        if sum(self.targets[name] for name in names) != fed_targets(row):
+        if sum(len(self.samples[name]) - 1 for name in names) != fed_targets(row):
             return f"{rank} counts {fed_targets(row)} targets"
         return ""
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from minitrain.proof.witness.corpus import Corpus
-from minitrain.proof.witness.gradients import probe_rungs, repeats, training_rungs
-from minitrain.proof.witness.mean import Asked, buffers_rung, mean_rungs
+from minitrain.proof.witness.gradients import probe_rungs, training_rungs
+from minitrain.proof.witness.mean import FINE, Asked, buffers_rung, mean_rungs
 from minitrain.proof.witness.optimizer import step_rung
 from minitrain.proof.witness.passes import Computer, built
 from minitrain.proof.witness.record import (
@@ -26,7 +26,6 @@ from minitrain.proof.witness.record import (
     names_of,
     rung,
     tensors_of,
-    weight_is_wrong,
 )
 
 
@@ -77,20 +76,13 @@ def examine_batches(
 
 def _cut_rung(task: Task, batches: Sequence[Any], record: Record) -> Rung:
     # rank r must compute every W-th sample of each batch, from r on, and count targets
-    def wrong_at(step: int, rows: Sequence[Mapping[str, Any]], ledger: Any) -> str:
-        batch = batches[step % len(batches)]
-        parts = cuts(batch, task.world_size)
-        for rank, row in enumerate(rows):
-            # a batch with fewer samples than ranks leaves some without a slice
-            part = parts[rank] if rank < len(parts) else []
-            names = names_of(part)
-            if sorted(fed_names(row)) != sorted(names):
+    def wrong_at(step: int, rows: Sequence[Mapping[str, Any]]) -> str:
+        parts = cuts(batches[step % len(batches)], task.world_size)
+        for rank, (row, part) in enumerate(zip(rows, parts, strict=True)):
+            if sorted(fed_names(row)) != sorted(names_of(part)):
                 return f"rank {rank} read different samples"
-            counted, right = fed_targets(row), task.count(part) if names else 0
-            if counted != right:
-                return f"rank {rank} counts {counted} targets"
-            if wrong := weight_is_wrong(row, task.count(batch), ledger):
-                return wrong
+            if fed_targets(row) != task.count(part):
+                return f"rank {rank} counts {fed_targets(row)} targets"
         return ""
 
     return data_rung(task, record, wrong_at)
@@ -118,41 +110,34 @@ def numbers(
     # the remaining rungs need a complete record
     if found["witness_hashes"]["verdict"] == "breach":
         return found
-    if any(tensor.is_complex() for tensor in record.tensors.values()):
-        why = "the witness does not support complex numbers"
-        return found | {"witness_step": rung("not run", why)}
-    integers = [n for n, p in model.named_parameters() if not p.is_floating_point()]
-    if integers:
-        why = f"the witness does not support a parameter of integers: {integers[0]}"
+    real = not any(tensor.is_complex() for tensor in record.tensors.values())
+    if not (real and all(p.is_floating_point() for p in model.parameters())):
+        why = "the witness supports no complex numbers and no parameters of integers"
         return found | {"witness_step": rung("not run", why)}
     found["witness_step"] = step_rung(task, record)
     # the caller's random numbers must not depend on the examination
     with torch.random.fork_rng(devices=[]):
         computer = Computer(task, model, record, batch_of)
-        if not repeats(computer):
-            why = "two equal passes differ: a state that is not in state_dict?"
-            return found | {"witness_gradients": rung("not run", why)}
         known: dict[int, Asked] = {}
         training = training_rungs(computer, known)
-        mean = mean_rungs(computer, others, known)
+        found |= mean_rungs(computer, others, known)
         if not task.whole and (own := buffers_rung(computer)):
-            mean["witness_buffers"] = own
+            found["witness_buffers"] = own
         if not exact:
             why = "gradients are approximations by design"
-            approximate = {"witness_gradients": rung("not run", why)}
-            loss = {"witness_loss": training["witness_loss"]}
-            return found | approximate | mean | loss
-        found |= mean | probe_rungs(computer, mean["witness_mean"]) | training
-        probed = [row["step"] for row in record.kind("probe")][:1]
-        for steps, names in (
-            (record.steps(), ("witness_gradients",)),
-            (probed, ("witness_probe", "witness_precision")),
-        ):
-            for name in () if task.whole or _tells_apart(record, steps) else names:
-                if found.get(name, {}).get("verdict") == "within tolerance":
-                    why = "slices have equal targets in the compared steps only"
-                    found[name] = rung("not run", why)
-        return found
+            training["witness_gradients"] = rung("not run", why)
+            return found | {
+                n: training[n] for n in ("witness_gradients", "witness_loss")
+            }
+        found |= probe_rungs(computer) | training
+    probed = [row["step"] for row in record.kind("probe")][:1]
+    compared = dict.fromkeys(("witness_probe", "witness_precision"), probed)
+    for name, steps in (compared | {"witness_gradients": record.steps()}).items():
+        is_fine = found.get(name, {}).get("verdict") == FINE
+        if is_fine and not (task.whole or _tells_apart(record, steps)):
+            why = "slices have equal targets in the compared steps only"
+            found[name] = rung("not run", why)
+    return found
 
 
 def _tells_apart(record: Record, steps: list[int]) -> bool:

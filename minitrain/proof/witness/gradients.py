@@ -6,7 +6,7 @@ states one unit in the last place away, with other slices of the batch; per tens
 off by thousands. If training draws random numbers, several draws are compared.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -28,7 +28,6 @@ from minitrain.proof.witness.record import (
     Gap,
     Rung,
     Task,
-    Tensors,
     compare,
     cuts,
     largest,
@@ -48,24 +47,10 @@ NUM_DRAWS, MANY_DRAWS, DEVIATIONS = 8, 256, 8
 NUM_ELEMENTS = 65536
 
 
-def repeats(computer: Computer) -> bool:
-    """Return whether two passes from one state agree, or one of them fails."""
-    given = computer.record.of(0, "before"), computer.groups_of(0)
-    try:
-        one, other = (
-            computer.own_precision(*given, computer.task.precision, evaluate=False)
-            for _ in range(2)
-        )
-        return not one.far_from(other) > 0
-    except RuntimeError:
-        # the comparison of gradients reports the reason
-        return True
-
-
-def probe_rungs(computer: Computer, mean: Rung) -> dict[str, Rung]:
+def probe_rungs(computer: Computer) -> dict[str, Rung]:
     """Compare the run's gradient in eval mode (the probe), which has no random numbers,
-    with the witness's gradient of the whole batch, not sliced. ``mean`` is the rung
-    ``witness_mean`` of :func:`mean_rungs`. Return rungs (results) by name.
+    with the witness's gradient of the whole batch, not sliced. Return rungs (results)
+    by name.
     """
     record = computer.record
     for row in record.kind("no probe"):
@@ -78,35 +63,25 @@ def probe_rungs(computer: Computer, mean: Rung) -> dict[str, Rung]:
     found = all(record.of(name, "gradients") for name in rows)
     if rows.keys() != names.keys() or len(steps) != 1 or not found:
         return {"witness_probe": rung("breach", "no probe was recorded")}
-
-    def every(verdict: str, why: str) -> dict[str, Rung]:
-        return dict.fromkeys(names.values(), rung(verdict, why))
-
     (step,) = steps
-    if mean["verdict"] == "breach":
-        return every("not run", "see witness_mean")
     try:
-        whole, asked = ask(computer, step, record.state, evaluate=True)
+        whole, (mean, _) = ask(computer, step, record.state, evaluate=True)
+        if mean is None or mean["verdict"] == FINE:
+            return {names[n]: _probed(computer, row, whole) for n, row in rows.items()}
+        one = rung(mean["verdict"], mean["detail"])
     except Exception as error:
-        return every("not run", f"in eval mode {failure(error)}")
-    if asked.found and asked.found["verdict"] != FINE:
-        # an effect of eval mode only is not a fault of training
-        verdict = "not run" if mean["verdict"] == FINE else asked.found["verdict"]
-        return every(verdict, asked.found["detail"])
-    return {names[name]: _probed(computer, row, whole) for name, row in rows.items()}
+        one = rung("not run", f"in eval mode {failure(error)}")
+    return dict.fromkeys(names.values(), one)
 
 
 def _probed(computer: Computer, row: Mapping[str, Any], whole: Pass) -> Rung:
     state, step, name = computer.record.state, row["step"], row["name"]
     bits = computer.task.precision if name == "rounded" else "float32"
     groups, own = computer.groups_of(step), computer.own_precision
-    try:
-        one, other = (own(state, groups, bits, True, seed) for seed in (1, 2))
-        noise = _rounding(computer, step, state, whole, True, bits, evaluate=True)
-    except RuntimeError as error:
-        return rung("not run", f"in {bits} {str(error)[:100]}")
+    one, other = (own(state, groups, bits, True, seed) for seed in (1, 2))
     if one.far_from(other) > 0:
         return rung("not run", "the loss is random in eval mode too")
+    noise = _rounding(computer, step, state, whole, True, bits, evaluate=True)
     found = Pass(row["loss"], computer.record.of(name, "gradients"))
     compared = _compare(computer.task, f"the {name}", found, whole, noise, bits)
     return compared if isinstance(compared, dict) else largest(compared).rung()
@@ -121,52 +96,53 @@ def training_rungs(computer: Computer, known: dict[int, Asked]) -> dict[str, Run
     to ``known``, by step, whether a batch is the mean of its slices.
     """
     names = ("witness_gradients", "witness_loss")
-    bits, record = computer.task.precision, computer.record
     try:
         # any draw counts: one without an effect now may have one in the next step
-        random = any(
-            computer.own_precision(
-                record.of(step, "before"), computer.groups_of(step), bits, False
-            ).drew
-            for step in record.steps()
-        )
-    except RuntimeError as error:
-        return dict.fromkeys(names, rung("not run", f"in {bits} {str(error)[:100]}"))
-    if random:
-        why = "in training the loss depends on random numbers"
-        both = dict.fromkeys(names, rung("not run", why))
-        return both | {"witness_spread": spread_rung(computer)}
-    compared: list[tuple[Gap, Gap]] = []
-    refused: list[Rung] = []
-    for step in record.steps():
-        found = Pass(record.losses[step], record.of(step, "gradients"))
-        if bits == "fp16" and not found.is_finite():
-            # the scaler skips such a step, which step_rung checks
-            continue
-        state = record.of(step, "before")
-        try:
-            right, alone = _right(computer, step, state, known)
-        except Exception as error:
-            refused.append(rung("not run", f"in training {failure(error)}"))
-            continue
-        try:
-            noise = _rounding(computer, step, state, right, alone, bits, evaluate=False)
-            one = _compare(computer.task, f"step {step}", found, right, noise, bits)
-        except RuntimeError as error:
-            one = rung("not run", f"in {bits} {str(error)[:100]}")
-        if not isinstance(one, dict):
-            compared.append(one)
-        elif one["verdict"] == "breach":
+        if any(_drawn(computer, step).drew for step in computer.record.steps()):
+            why = "in training the loss depends on random numbers"
+            both = dict.fromkeys(names, rung("not run", why))
+            return both | {"witness_spread": spread_rung(computer)}
+        found = [_trained(computer, *claim, known) for claim in _claims(computer)]
+    except Exception as error:
+        return dict.fromkeys(names, rung("not run", f"in training {failure(error)}"))
+    refused = [one for one in found if isinstance(one, dict)]
+    for one in refused:
+        if one["verdict"] == "breach":
             return dict.fromkeys(names, one)
-        else:
-            refused.append(one)
-    if not compared and not refused:
+    if not found:
         return dict.fromkeys(names, rung("not run", "every sampled step overflowed"))
+    compared = [one for one in found if not isinstance(one, dict)]
     rungs = [largest(gaps).rung() for gaps in zip(*compared, strict=True)]
     wrong = [one for one in rungs if one["verdict"] == "breach"]
     if refused and not any(one["max_abs_diff"] is not None for one in wrong):
         return dict.fromkeys(names, refused[0])
     return dict(zip(names, rungs, strict=True))
+
+
+def _claims(computer: Computer) -> Iterator[tuple[int, Pass]]:
+    # what the run recorded, at each sampled step that a scaler did not skip because it
+    # overflowed, which step_rung checks
+    record = computer.record
+    for step in record.steps():
+        claim = Pass(record.losses[step], record.of(step, "gradients"))
+        if computer.task.precision != "fp16" or claim.is_finite():
+            yield step, claim
+
+
+def _drawn(
+    computer: Computer, step: int, seed: int = 0, *, evaluate: bool = False
+) -> Pass:
+    given = computer.record.of(step, "before"), computer.groups_of(step)
+    return computer.own_precision(*given, computer.task.precision, evaluate, seed)
+
+
+def _trained(
+    computer: Computer, step: int, claim: Pass, known: dict[int, Asked]
+) -> tuple[Gap, Gap] | Rung:
+    state, bits = computer.record.of(step, "before"), computer.task.precision
+    right, alone = _right(computer, step, state, known)
+    noise = _rounding(computer, step, state, right, alone, bits, evaluate=False)
+    return _compare(computer.task, f"step {step}", claim, right, noise, bits)
 
 
 def _right(
@@ -177,7 +153,7 @@ def _right(
     # design, and ``witness_mean`` reports any other cause
     if not any(isinstance(one, _BatchNorm) for one in computer.own.modules()):
         whole, known[step] = ask(computer, step, state, evaluate=False)
-        found = known[step].found
+        found, _ = known[step]
         if found is None or found["verdict"] == FINE:
             return whole, True
     whole = computer.exact(state, [[computer.batch_of(step)]], evaluate=False)
@@ -253,16 +229,13 @@ def spread_rung(computer: Computer) -> Rung:
     """Return a rung: random loss and gradient must lie in the spread of other draws,
     and differ from eval mode. This may refute a run but never confirms it.
     """
-    worst, record = NO_GAP, computer.record
-    steps = record.steps()
-    for step in dict.fromkeys((steps[-1], steps[0])):
-        claim = Pass(record.losses[step], record.of(step, "gradients"))
-        if computer.task.precision == "fp16" and not claim.is_finite():
-            continue
-        found = _spread(computer, step, claim, NUM_DRAWS)
+    worst = NO_GAP
+    claims = dict(_claims(computer))
+    for step in dict.fromkeys([*claims][-1:] + [*claims][:1]):
+        found = _spread(computer, step, claims[step], NUM_DRAWS)
         if found.share > 1:
             # a rare draw may be missing among few
-            found = _spread(computer, step, claim, MANY_DRAWS)
+            found = _spread(computer, step, claims[step], MANY_DRAWS)
         if found.share < 0:
             return rung("not run", f"step {step}: some draws change nothing")
         worst = largest([worst, found])
@@ -272,31 +245,24 @@ def spread_rung(computer: Computer) -> Rung:
 
 
 def _spread(computer: Computer, step: int, claim: Pass, number: int) -> Gap:
-    state, groups = computer.record.of(step, "before"), computer.groups_of(step)
     named = computer.own.named_parameters()
-    trained = {name: p.detach() for name, p in named if p.requires_grad}
-    every = 1 + sum(p.numel() for p in trained.values()) // NUM_ELEMENTS
-
-    def thinned(tensors: Tensors) -> Tensors:
-        return {name: tensor.flatten()[::every] for name, tensor in tensors.items()}
-
-    likes = thinned(trained)
+    likes = {name: p.detach() for name, p in named if p.requires_grad}
+    every = 1 + sum(p.numel() for p in likes.values()) // NUM_ELEMENTS
 
     def chosen(one: Pass) -> Tensor:
-        parts = [one.of(n, like).flatten() for n, like in likes.items()]
+        # some elements of each tensor, which bounds memory
+        parts = [one.of(n, like).flatten()[::every] for n, like in likes.items()]
         return torch.cat(parts).double()
 
     def drawn(seed: int, evaluate: bool = False) -> tuple[float, Tensor]:
-        given = state, groups, computer.task.precision, evaluate, seed, every
-        one = computer.own_precision(*given)
+        one = _drawn(computer, step, seed, evaluate=evaluate)
         return one.loss, chosen(one)
 
     losses, rows = zip(*map(drawn, range(number)), strict=True)
     values, flat = torch.tensor(losses, dtype=torch.float64), torch.stack(rows)
     if len(flat.unique(dim=0)) < number:
         return NO_GAP
-    thin = Pass(claim.loss, thinned(claim.gradients))
-    found, mean = chosen(thin), flat.mean(0)
+    found, mean = chosen(claim), flat.mean(0)
     # each draw from the mean of the others
     apart = (flat - mean).norm(dim=1) * number / (number - 1)
     gaps = []

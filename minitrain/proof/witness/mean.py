@@ -6,7 +6,7 @@ them, several ranks train differently from one process.
 """
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,21 +20,17 @@ from minitrain.proof.witness.record import Rung, Tensors, cuts, rung
 MEAN_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
 # a literal on purpose: the witness shares no code with what it checks
 FINE = "within tolerance"
-# number of slices whose weights a message shows, and of buffers that it names
-SHOWN, SHOWN_BUFFERS = 4, 3
+# number of slices whose weights a message shows, or of buffers that it names
+SHOWN = 4
 UNSEEN = (
     "training draws random numbers other than dropout, so its effect on the loss of a "
     "sample was not observed"
 )
 
 
-class Asked(NamedTuple):
-    """Result for one batch: the rung ``found`` of the comparison with its slices (None
-    if fewer than two have targets), and whether a pass ``drew`` random numbers.
-    """
-
-    found: Rung | None
-    drew: bool
+# result for one batch: the rung of the comparison with its slices (None if fewer than
+# two have targets), and whether a pass drew random numbers
+Asked = tuple[Rung | None, bool]
 
 
 def mean_rungs(
@@ -73,12 +69,12 @@ def mean_rungs(
 def _farthest(asked: Iterable[Asked]) -> tuple[Rung, bool]:
     # the first batch that is not the mean of its slices, or the one farthest from it
     worst, drew = -1.0, False
-    for one in asked:
-        drew |= one.drew
-        if one.found is not None:
-            if one.found["verdict"] != FINE:
-                return one.found, drew
-            worst = max(worst, one.found["max_abs_diff"])
+    for found, one_drew in asked:
+        drew |= one_drew
+        if found is not None:
+            if found["verdict"] != FINE:
+                return found, drew
+            worst = max(worst, found["max_abs_diff"])
     if worst < 0:
         return rung("not run", "no batch has two slices with targets"), drew
     return rung(FINE, "each batch is the mean of its slices", worst), drew
@@ -104,7 +100,7 @@ def ask(
 
     whole = exact([batch])
     if len(parts) < 2:
-        return whole, Asked(None, whole.drew)
+        return whole, (None, whole.drew)
     shares = exact(*parts)
     drew, apart = whole.drew or shares.drew, shares.far_from(whole)
     if not (whole.is_finite() and shares.is_finite()):
@@ -125,7 +121,7 @@ def ask(
             if computer.failed:
                 why = f"{computer.failed}; in its own precision {why}, or rounds"
             found = rung("not run", f"step {step}: {why}", apart)
-    return whole, Asked(found, drew)
+    return whole, (found, drew)
 
 
 def _wrong_weights(
@@ -170,9 +166,7 @@ def buffers_rung(computer: Computer) -> Rung | None:
         )
     except Exception as error:
         return rung("not run", failure(error))
-    more = ", ..." if apart[SHOWN_BUFFERS:] else ""
-    named = f"{', '.join(apart[:SHOWN_BUFFERS])}{more}"
-    gap = other.far_from(one)
+    named, gap = ", ".join(apart[:SHOWN]), other.far_from(one)
     if gap <= MEAN_TOLERANCE[computer.type]:
         return rung(FINE, f"the loss does not depend on {named}", gap)
     why = f"the loss depends on {named}, which each rank's samples change"

@@ -124,18 +124,16 @@ class Computer:
         micro-batches. If the forward pass communicates: one group, in which micro-batch
         k holds the k-th of every rank. Samples with equal content are interchangeable.
         """
-        batch = self.batch_of(step)
+        batch, whole = self.batch_of(step), self.task.whole
         places = {name: place for place, name in enumerate(names_of(batch))}
-        fed = [row for row in self.record.kind("fed") if row["step"] == step]
-        groups: dict[Any, list[list[str]]] = defaultdict(list)
-        for row in () if self.task.whole else fed:
-            for part in row["parts"]:
-                groups[row["rank"], part["shard"]].append(part["samples"])
-        ranks = [row["parts"] for row in fed] if self.task.whole else []
-        for parts in zip(*ranks, strict=True):
-            groups["all"].append([name for part in parts for name in part["samples"]])
+        groups: dict[Any, dict[int, list[int]]] = {}
+        for row in self.record.kind("fed"):
+            for number, part in enumerate(row["parts"] if row["step"] == step else ()):
+                key = "all" if whole else (row["rank"], part["shard"])
+                group = groups.setdefault(key, defaultdict(list))
+                group[number] += [places[name] for name in part["samples"]]
         return [
-            [chosen(batch, [places[n] for n in names]) for names in group if names]
+            [chosen(batch, rows) for rows in group.values() if rows]
             for group in groups.values()
         ]
 
@@ -169,20 +167,17 @@ class Computer:
         bits: str,
         evaluate: bool,
         seed: int = 0,
-        every: int = 1,
     ) -> Pass:
         """Return mean loss and gradients in the run's precision ``bits``, with random
         numbers from ``seed``. In fp16 the loss has the largest scale that does not
-        overflow (in eval mode at most 1). Keep each ``every``-th element of a flat
-        gradient, which saves time and memory.
+        overflow (in eval mode at most 1).
         """
         dtype, scale = SIXTEEN_BITS.get(bits), 1.0
         if bits == "fp16" and not evaluate:
             scale = LARGEST_SCALE
         for _ in range(HALVINGS):
             with torch.autocast("cpu", dtype) if dtype else nullcontext():
-                given = state, groups, evaluate, seed, scale, every
-                one = self._compute(self.own, *given)
+                one = self._compute(self.own, state, groups, evaluate, seed, scale)
             if bits != "fp16" or one.is_finite():
                 break
             scale /= 2
@@ -213,7 +208,6 @@ class Computer:
         evaluate: bool,
         seed: int = 0,
         scale: float = 1.0,
-        every: int = 1,
     ) -> Pass:
         # mean over the targets of all slices; gradients are divided by ``scale``
         seed_everything(seed)
@@ -236,19 +230,17 @@ class Computer:
                     torch.autograd.backward(loss * (share * scale))
                     total += share * loss.item()
                     unit = torch.finfo(loss.dtype).eps
-                    _add_gradients(model, found, every)
+                    _add_gradients(model, found)
         for gradient in found.values() if scale != 1 else ():
             gradient /= scale
         return Pass(total, found, before != random_state(), unit)
 
 
-def _add_gradients(model: nn.Module, found: Tensors, every: int) -> None:
+def _add_gradients(model: nn.Module, found: Tensors) -> None:
     for name, parameter in model.named_parameters():
         gradient = parameter.grad
         if gradient is None:
             continue
-        if every > 1:
-            gradient = gradient.flatten()[::every]
         if name in found:
             found[name] += gradient
         else:

@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -13,8 +13,6 @@ from torch import Tensor, nn
 Tensors = dict[str, Tensor]
 Rung = dict[str, Any]
 HASHED = {"gradients": "gradients", "after": "parameters"}
-Rows = Mapping[tuple[int, int], Mapping[str, Any]]
-Digest = Callable[[Tensor], str]
 
 
 @dataclass(frozen=True)
@@ -152,11 +150,12 @@ def largest(gaps: Iterable[Gap]) -> Gap:
 def data_rung(
     task: Task,
     record: Record,
-    wrong_at: Callable[[int, Sequence[Mapping[str, Any]], Any], str],
+    wrong_at: Callable[[int, Sequence[Mapping[str, Any]]], str],
 ) -> Rung:
     """Return the rung of all ranks' samples: passed if all are recorded and right.
-    ``wrong_at`` gets a step, its ``fed`` rows by rank and the recorded digests of its
-    batch by rank (or None), and returns an error or "".
+    ``wrong_at`` gets a step and its ``fed`` rows by rank, and returns an error or "".
+    Each rank must also divide by the batch's number of targets, and its samples must
+    have its digest in the ledger.
     """
     fed = {(row["step"], row["rank"]): row for row in record.kind("fed")}
     every = {(s, r) for s in range(task.num_steps) for r in range(task.world_size)}
@@ -165,7 +164,14 @@ def data_rung(
     ledger = {row["step"]: row["ranks"] for row in record.kind("batch")}
     for step in range(task.num_steps):
         rows = [fed[step, rank] for rank in range(task.world_size)]
-        if wrong := wrong_at(step, rows, ledger.get(step)):
+        wrong, targets = wrong_at(step, rows), sum(map(fed_targets, rows))
+        for rank, row in enumerate(rows):
+            # a rank without samples has no weight
+            if row["parts"] and row.get("global_targets") != targets:
+                wrong = wrong or f"rank {rank} divides by a wrong number of targets"
+            if step not in ledger or row.get("ledger") != ledger[step][rank]:
+                wrong = wrong or f"rank {rank} was fed samples not in the ledger"
+        if wrong:
             return rung("breach", f"step {step}: {wrong}")
     return rung("passed", f"{task.num_steps} batches")
 
@@ -180,100 +186,53 @@ def fed_targets(row: Mapping[str, Any]) -> int:
     return sum(part["targets"] for part in row["parts"])
 
 
-def weight_is_wrong(row: Mapping[str, Any], targets: int, ledger: Any) -> str:
-    """Return the error in a rank's ``fed`` row, or "": it must divide by the batch's
-    number of ``targets``, and its samples must have the rank's digest in ``ledger``.
-    """
-    rank, divisor = row["rank"], row.get("global_targets")
-    # a rank without samples has no weight
-    if row["parts"] and divisor != targets:
-        return f"rank {rank} divides by {divisor} targets of the batch"
-    if ledger is None or row.get("ledger") != ledger[rank]:
-        return f"rank {rank} was fed samples that are not in the ledger"
-    return ""
-
-
 def hashes_rung(task: Task, model: nn.Module, record: Record) -> Rung:
     """Return a rung: "passed" if every rank recorded each promised step with equal
     hashes, the hashes of sampled steps match all tensors that the witness uses, and
     each step starts from the state after the previous one; else "breach".
     """
-    last, promised = task.num_steps - 1, task.promised()
+    for wrong in _wrong_hashes(task, model, record):
+        return rung("breach", wrong)
+    num_records = len(task.promised()) * task.world_size
+    return rung("passed", f"{num_records} records, sampled steps {record.steps()}")
+
+
+def _wrong_hashes(task: Task, model: nn.Module, record: Record) -> Iterator[str]:
     rows = {(row["step"], row["rank"]): row for row in record.kind("tensors")}
-    wanted = {(step, rank) for step in promised for rank in range(task.world_size)}
+    ranks, sampled, losses = range(task.world_size), record.steps(), record.losses
+    wanted = {(step, rank) for step in task.promised() for rank in ranks}
     if rows.keys() != wanted or len(record.kind("tensors")) != len(wanted):
         step, rank = min(rows.keys() ^ wanted, default=(0, 0))
-        return rung("breach", f"step {step}, rank {rank} is not recorded as promised")
-    sampled, losses = record.steps(), record.losses
-    if {*sampled} != task.sampled() or len(losses) != last + 1:
-        what = f"sampled steps {sampled}, {len(losses)} losses"
-        return rung("breach", f"{what}: not as promised")
+        yield f"step {step}, rank {rank} is not recorded as promised"
+    if {*sampled} != task.sampled() or len(losses) != task.num_steps:
+        yield f"sampled steps {sampled}, {len(losses)} losses: not as promised"
     if not all(math.isfinite(loss) for loss in losses):
-        return rung("breach", "not every loss is a finite number")
+        yield "not every loss is a finite number"
     # the witness computes from rank 0's tensors, so other ranks must equal them
     for step, rank in sorted(wanted):
         for key in HASHED.values():
             if rows[step, rank].get(key) != rows[step, 0].get(key):
-                return rung("breach", f"step {step}: rank {rank} has different {key}")
+                yield f"step {step}: rank {rank} has different {key}"
+    parameters, state = dict(model.named_parameters()), model.state_dict()
+    if record.state.keys() != state.keys():
+        yield "the final state is from a different model"
     # the end of a step and the start of the next are often the same tensor
     digest = cache(sha256)
-    wrong = _state_is_wrong(model, record, digest)
     for step in sampled:
-        wrong = wrong or _step_is_wrong(step, rows, record, digest)
-    if wrong:
-        return rung("breach", wrong)
-    return rung("passed", f"{len(wanted)} records, sampled steps {sampled}")
-
-
-def _state_is_wrong(model: nn.Module, record: Record, digest: Digest) -> str:
-    parameters, state = dict(model.named_parameters()), model.state_dict()
-    for step in record.steps():
-        if record.of(step, "after").keys() != parameters.keys():
-            return f"step {step}: parameters differ from the model's"
-        if record.of(step, "before").keys() != state.keys():
-            return f"step {step}: the state differs from the model's"
-    if record.state.keys() != state.keys():
-        return "the final state is from a different model"
-    for key, tensor in record.tensors.items():
-        if not _fits(key, tensor, state, parameters):
-            return f"{key} does not have the model's shape and type"
-    for name, tensor in record.of(record.steps()[-1], "after").items():
+        before, after = record.of(step, "before"), record.of(step, "after")
+        if after.keys() != parameters.keys() or before.keys() != state.keys():
+            yield f"step {step}: the state differs from the model's"
+        for kind, key in HASHED.items():
+            own = {name: digest(t) for name, t in record.of(step, kind).items()}
+            if not own or own != rows[step, 0].get(key):
+                yield f"step {step}: hashes of different {key}"
+        # what happens between two steps, such as a reset parameter, would go unnoticed
+        for name, end in rows.get((step - 1, 0), {}).get("parameters", {}).items():
+            if digest(before[name]) != end:
+                yield f"step {step} does not start from the end of step {step - 1}"
+    for name, tensor in record.of(sampled[-1], "after").items():
         if digest(record.state[name]) != digest(tensor):
-            return "the final state is not the state after the last step"
-    return ""
-
-
-def _fits(
-    key: str,
-    tensor: Tensor,
-    state: Mapping[str, Tensor],
-    parameters: Mapping[str, Tensor],
-) -> bool:
-    # moments have no hashes, and must be of a shape that can be compared
-    kind, _, name = key.partition("/")[2].partition("/")
-    if kind == "moments":
-        name, _, moment = name.rpartition("/")
-        if moment == "step":
-            return tensor.numel() == 1
-    if name not in state or tensor.shape != state[name].shape:
-        return False
-    if kind in ("before", "after", "state"):
-        # a forward pass may assign a buffer of another type
-        return name not in parameters or tensor.dtype == state[name].dtype
-    return tensor.is_floating_point() or tensor.is_complex()
-
-
-def _step_is_wrong(step: int, rows: Rows, record: Record, digest: Digest) -> str:
-    for kind, key in HASHED.items():
-        own = {name: digest(t) for name, t in record.of(step, kind).items()}
-        if not own or own != rows[step, 0].get(key):
-            return f"step {step}: hashes of different {key}"
-    before = record.of(step, "before")
-    # what happens between two steps, such as a reset parameter, would go unnoticed
-    for name, wanted in rows.get((step - 1, 0), {}).get("parameters", {}).items():
-        if digest(before[name]) != wanted:
-            return f"step {step} does not start from the end of step {step - 1}: {name}"
-    return ""
+            yield "the final state is not the state after the last step"
 
 
 def cuts(batch: Any, count: int) -> list[Any]:
