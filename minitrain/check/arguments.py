@@ -102,7 +102,8 @@ def _batches(batches: Iterable[Any], steps: int | None) -> list[Any]:
     # a loader may shuffle, but ranks and replay need the same batches
     with untouched_random_state():
         try:
-            found = list(islice(batches, steps))
+            given = batches() if callable(batches) else batches
+            found = list(islice(given, steps))
         except (Exception, SystemExit) as error:
             raise UserError(f"batches: {described(error)}") from error
     if not found:
@@ -132,15 +133,14 @@ def refuse_what_cannot_be(config: RunConfig, world_size: int) -> None:
     config.sync.guarantees.require(config.tuning, world_size, config.precision)
     shards = config.num_shards(world_size)
     parts = shards * config.grad_accumulation_steps
-    data = in_memory_of(config)
-    for index, batch in enumerate(data.batches):
-        if data.loss is causal_lm_loss and not isinstance(batch, Mapping):
-            raise UserError(
-                f"loss: is not given, and batches[{index}] is a "
-                f"{type(batch).__name__}: must be a mapping for model(**batch).loss, "
-                "or give a loss (--loss)"
-            )
-        _refuse_batch(f"batches[{index}]", batch, parts)
+    every = config.batches(range(shards), shards)
+    for step, batch in enumerate(in_memory_of(config).batches):
+        name = f"batches[{step}]"
+        _refuse_batch(name, batch, parts)
+        for part in every.micro_batches(step):
+            # the mean over no target is NaN, and so is its product with 0
+            if not part.num_targets:
+                raise UserError(f"{name}: shard {part.shard} of {shards} has no target")
     _refuse_model(config, world_size)
 
 

@@ -122,17 +122,6 @@ def find(written: str, option: str) -> Any:
     return OfFile(path, name) if of_file and callable(named) else named
 
 
-def find_batches(written: str) -> Any:
-    """Return the object that ``written`` names, or if it is callable the result of
-    calling it. If that fails, raises a UserError that quotes ``--batches written``.
-    """
-    batches = find(written, "--batches")
-    try:
-        return batches() if callable(batches) else batches
-    except (Exception, SystemExit) as error:
-        raise UserError(f"--batches = {written!r}: {described(error)}") from error
-
-
 @cache
 def _load(path: Path) -> ModuleType:
     # read first, for the operating system's error if it cannot be opened

@@ -134,7 +134,7 @@ def _given(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
             given[name] = inputs.find(written, f"--{name}")
     shortened = ""
     if options.batches:
-        batches = inputs.find_batches(options.batches)
+        batches = inputs.find(options.batches, "--batches")
         steps = inputs.STEPS if options.steps is None else options.steps
     else:
         text = options.text or Path(options.model.rpartition(":")[0])

@@ -31,29 +31,23 @@ from minitrain.train.step_record import load_tensors
 ONE_PROCESS = "gloo-1"
 
 
-def run_one_process(
-    config: RunConfig, most_steps: int | None = None, *, show: str = ""
-) -> Evidence:
-    """Train the reference run (one process, whole batches) for at most ``most_steps``
-    steps (None: all); return its evidence. ``show`` labels a progress bar (empty:
-    none). Raises UserError for a loss that is not finite.
+def run_one_process(config: RunConfig, *, show: str = "") -> Evidence:
+    """Train the reference run (one process, whole batches); return its evidence.
+    ``show`` labels a progress bar (empty: none).
     """
-    steps = min(config.steps, most_steps or config.steps)
-    alone = whole_batches(replace(config, steps=steps))
+    alone = whole_batches(config)
     start = dict(alone.start_model(0).state_dict())
     # sample the gradients of the first step; the early state is always included
     return replace(replay(alone, [], 1, show=show, sampled=[0]), start=start)
 
 
-def run_twin(
-    config: RunConfig, most_steps: int | None = None, *, show: str = ""
-) -> Evidence:
+def run_twin(config: RunConfig, *, show: str = "") -> Evidence:
     """Train the perturbed run: :func:`run_one_process`, but from weights one ULP away
     in the coarsest dtype of the forward pass. Return its evidence.
     """
     coarsest = _coarsest_float(config)
     nudged = replace(config, factory=partial(_nudged, config.factory, coarsest))
-    found = run_one_process(nudged, most_steps, show=show)
+    found = run_one_process(nudged, show=show)
     return replace(found, unit=torch.finfo(coarsest).eps)
 
 

@@ -33,9 +33,8 @@ TIMES_TWIN = 10
 EXPLAINED = "rounding explains it"
 MAX_LOSS_EXCESS = 0.05
 COMPARABLE = ("one_process_gradients", "one_process_early", "one_process")
-# trains the perturbed run for a number of steps (None: all of them)
-Twin = Callable[[int | None], Evidence]
-EARLY = 3
+# trains the perturbed run
+Twin = Callable[[], Evidence]
 
 
 def one_process_rungs(
@@ -43,7 +42,7 @@ def one_process_rungs(
 ) -> dict[str, Rung]:
     """Compare ``run`` with ``one``, the run of one process; return rungs (results) by
     name. If the forward pass draws random numbers or normalizes by its batch, only data
-    and loss are compared. ``atol`` is for :func:`state_limits`. ``twin(steps)`` trains
+    and loss are compared. ``atol`` is for :func:`state_limits`. ``twin()`` trains
     the perturbed run; it is called only if a quick limit is exceeded.
     """
     forward = forward_of(run.rows, train)
@@ -71,15 +70,15 @@ def one_process_rungs(
     else:
         gradients = close_rung(
             *(run.gradients, one.gradients, gradient_limits(one.gradients)),
-            lambda: twin(EARLY).gradients,
-            lambda: twin(EARLY).unit,
+            lambda: twin().gradients,
+            lambda: twin().unit,
         )
         early = not_run("fewer than three steps")
         if run.early:
-            early = state(run.early, one.early, lambda: twin(EARLY).early)
+            early = state(run.early, one.early, lambda: twin().early)
         # undecided: unstable training amplifies rounding without bound, which could
         # hide a fault
-        given = run.state, one.state, lambda: twin(None).state
+        given = run.state, one.state, lambda: twin().state
         final = state(*given, CheckVerdict.UNDECIDED)
         rungs |= zip(COMPARABLE, (gradients, early, final), strict=True)
     return rungs | {"loss": loss_rung(run.losses, one.losses)}

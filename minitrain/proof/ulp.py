@@ -1,7 +1,7 @@
 """Distances between tensors: equal bits, units in the last place, absolute."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -79,7 +79,9 @@ def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Distance:
 def tensor_gap(a: Tensor, b: Tensor) -> Gap:
     """Return the gap of two tensors of one dtype and shape; chunks save memory."""
     count, first, ulp, gap, nan = 0, None, 0, 0.0, False
-    for start, x, y in _chunks(a, b):
+    flat_a, flat_b = _flat(a), _flat(b)
+    for start in range(0, flat_a.numel(), CHUNK_ELEMENTS):
+        x, y = (flat[start : start + CHUNK_ELEMENTS] for flat in (flat_a, flat_b))
         places = (_unsigned(x) != _unsigned(y)).nonzero()[0]
         if not len(places):
             continue
@@ -93,13 +95,6 @@ def tensor_gap(a: Tensor, b: Tensor) -> Gap:
     if nan:
         return Gap(count, first, None, None)
     return Gap(count, first, ulp, gap if math.isfinite(gap) else None)
-
-
-def _chunks(a: Tensor, b: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
-    flat_a, flat_b = _flat(a), _flat(b)
-    for start in range(0, flat_a.numel(), CHUNK_ELEMENTS):
-        cut = slice(start, start + CHUNK_ELEMENTS)
-        yield start, flat_a[cut], flat_b[cut]
 
 
 def gaps(a: Tensor, b: Tensor) -> Tensor:

@@ -319,7 +319,7 @@ MISTAKES = {
     f"{SIZES} n_embd": "--arg = 'n_embd': must be KEY=VALUE",
     f"{BUILD} --batch-size 0": "--batch-size = 0: must be 1 or more",
     f"{BATCHES} failing.py:ends": "batches: SystemExit: 0",
-    f"{BATCHES} failing.py:raises": "--batches = 'failing.py:raises': ValueError",
+    f"{BATCHES} failing.py:raises": "batches: ValueError: no",
     f"{COUNTED} failing.py:counts": "count(batch): SystemExit: 0",
 }
 

@@ -69,7 +69,7 @@ def judged(
     no_witness = {"witness_data": asdict(not_run("not asked for"))}
     own = own_rungs(config, run, expected, no_witness)
     # as stable as can be: no gap is excused
-    found = ladder(own, config, run, one, lambda most_steps: one, 1e-5)
+    found = ladder(own, config, run, one, lambda: one, 1e-5)
     return run, {name: found[name].verdict for name in ASKED}
 
 

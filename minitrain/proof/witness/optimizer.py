@@ -64,13 +64,11 @@ def _steps_seen(record: Record, name: str, step: int, precision: str) -> int:
     # earlier steps known to have updated a parameter: with a scaler, those that changed
     # its value
     rows = {row["step"]: row for row in record.kind("tensors") if row["rank"] == 0}
-    seen = 0
-    for one, row in rows.items():
-        if one < step and name in row["gradients"]:
-            before = rows.get(one - 1, {}).get("parameters", {}).get(name)
-            moved = before is not None and before != row["parameters"][name]
-            seen += precision != "fp16" or moved
-    return seen
+    earlier = [s for s, row in rows.items() if s < step and name in row["gradients"]]
+    if precision != "fp16":
+        return len(earlier)
+    values = {s: row["parameters"][name] for s, row in rows.items()}
+    return sum(values.get(s - 1, values[s]) != values[s] for s in earlier)
 
 
 def _moments(record: Record, step: int) -> Iterator[Gap]:
