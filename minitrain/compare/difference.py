@@ -93,6 +93,7 @@ class Cause(Enum):
         "another norm"
     )
     MISSING = "{side}: the gradient of {ranks} is missing from the sum"
+    KEEPS_OWN = "{side}: {ranks} keeps its own gradient: not synchronized"
     KEEP_OWN = "ranks that keep their own gradients: {ranks}"
     ALONE = "{ranks} only: not synchronized, or other weights"
     MEANS = "{side}: a mean of means: each rank counts the same, whatever its targets"
@@ -128,8 +129,8 @@ PAGES = {
         "loss-after-resume": "PASSED_OVER POSITION_LOST SAMPLER_LOST OPTIMIZER_LOST "
         "SCHEDULER_LOST SCALER_LOST NO_STEP RANDOM_LOST BUFFERS_LOST ALSO_LOST",
         "loss-differs": "NO_SAMPLER REPEATED BATCH_SIZE SAMPLES RATE_MULTIPLIED "
-        "RATE_DIVIDED SUMMED AVERAGED_TWICE MISSING KEEP_OWN ALONE MEANS WEIGHTS "
-        "BATCH_NORM NOT_BROADCAST BUFFERS_NOT_BROADCAST",
+        "RATE_DIVIDED SUMMED AVERAGED_TWICE MISSING KEEPS_OWN KEEP_OWN ALONE MEANS "
+        "WEIGHTS BATCH_NORM NOT_BROADCAST BUFFERS_NOT_BROADCAST",
         "nan": "NOT_FINITE",
     }.items()
     for name in names.split()
@@ -140,8 +141,8 @@ SURE = {
     *(Cause.NO_GRADIENT, Cause.NOT_FINITE, Cause.KEPT, Cause.RANDOM, Cause.ALONE),
     *(Cause.OWN_SCALED, Cause.SCALED, Cause.SUMMED, Cause.AVERAGED_TWICE),
     *(Cause.MISSING, Cause.MEANS, Cause.MEANS_OF_PASSES, Cause.WEIGHTS, Cause.REDUCED),
-    *(Cause.STEPS, Cause.RATE_MULTIPLIED, Cause.RATE_DIVIDED, Cause.OTHER_START),
-    *(Cause.SCALER_LOST, Cause.RANDOM_LOST, Cause.BUFFERS_LOST),
+    *(Cause.KEEPS_OWN, Cause.STEPS, Cause.RATE_MULTIPLIED, Cause.RATE_DIVIDED),
+    *(Cause.OTHER_START, Cause.SCALER_LOST, Cause.RANDOM_LOST, Cause.BUFFERS_LOST),
 }
 
 

@@ -316,6 +316,10 @@ def _by_ranks(
     of_other = [1.0] * len(sketches_by_rank) if only_missing_shows else of_other
     if rest < CLOSE and (missing := missing_in(factors, of_other)):
         cause = why(Cause.MISSING, side=side.name, ranks=missing)
+        mine = rows[side.rank]["gradients"]
+        is_alone = side.rank not in missing and len(missing) == len(rows) - 1
+        if is_alone and any(row["gradients"] != mine for row in rows.values()):
+            cause = why(Cause.KEEPS_OWN, side=side.name, ranks=[side.rank])
         return replace(cause, same_samples=not only_missing_shows)
     if only_missing_shows:
         return None
