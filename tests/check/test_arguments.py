@@ -272,18 +272,6 @@ def test_atol_is_the_callers() -> None:
     assert "99.9 % of the elements 0.01" in wide.rungs["one_process"].detail
 
 
-def test_loss_that_is_a_sum_is_no_mean() -> None:
-    def total(model: nn.Module, batch: Any) -> Tensor:
-        return (model(batch[0]) - batch[1]).square().sum()
-
-    with pytest.raises(EvidenceError) as raised:
-        check(loss=total)
-    first = str(raised.value).splitlines()[0]
-    start = "breach: witness_mean: the loss is not a mean over the targets"
-    assert first.startswith(start)
-    assert first.endswith(": it is a sum; is it a mean over what is counted?")
-
-
 def test_count_that_does_not_add_up_is_a_breach() -> None:
     with pytest.raises(EvidenceError, match="breach: witness_data: step 0: rank 0 div"):
         check(count=lambda batch: 7)

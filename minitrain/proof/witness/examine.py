@@ -120,14 +120,14 @@ def numbers(
         computer = Computer(task, model, record, batch_of)
         known: dict[int, Asked] = {}
         training = training_rungs(computer, known)
-        found |= mean_rungs(computer, others, known)
+        mean = mean_rungs(computer, others, known)
         if not task.whole and (own := buffers_rung(computer)):
-            found["witness_buffers"] = own
+            mean["witness_buffers"] = own
         if not exact:
             why = "gradients are approximations by design"
             found["witness_gradients"] = rung("not run", why)
-            return found | {"witness_loss": training["witness_loss"]}
-        found |= probe_rungs(computer) | training
+            return found | mean | {"witness_loss": training["witness_loss"]}
+        found |= mean | probe_rungs(computer) | training
     probed = [row["step"] for row in record.kind("probe")][:1]
     compared = dict.fromkeys(("witness_probe", "witness_precision"), probed)
     for name, steps in (compared | {"witness_gradients": record.steps()}).items():
