@@ -200,9 +200,10 @@ class Facts:
 
     def interval(self, run: str, part: str) -> tuple[float, float]:
         """Return the 5-95 % bounds, in ms, of the mean of ``part`` over all ranks."""
-        table = self.account.set_index(["run", "rank", "part"])
-        low, high = table.loc[(run, ALL_RANKS, part), ["low_ms", "high_ms"]]
-        return low, high
+        table = self.account
+        row = table[(table["run"] == run) & (table["part"] == part)]
+        bounds = row.loc[row["rank"] == ALL_RANKS, ["low_ms", "high_ms"]].to_numpy()
+        return float(bounds[0][0]), float(bounds[0][1])
 
     @property
     def ddp_log(self) -> list[Json]:

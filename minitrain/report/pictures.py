@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
-from minitrain.analysis.account import PARTS
+from minitrain.analysis.account import PARTS, Floats
 from minitrain.analysis.busy import NOT_MEASURED
 from minitrain.core.arms import Kind
 from minitrain.report.canvas import (
@@ -65,11 +65,12 @@ def draw_account(
     head = 0.2 + 0.225 * -(-len(table) // COLUMNS_OF_LEGEND)
     height = 0.7 + 0.8 * len(runs)
     figure, axes = canvas(height, title, right=0.97, left=left, head=head)
-    widest = table.abs().sum().max() if len(accounts) else 1.0
-    right = left = np.zeros(len(accounts))
-    for part, values in table.iterrows():
-        _add_bars(axes, str(part), values, np.where(values < 0, left, right), widest)
-        right, left = right + values.clip(lower=0), left + values.clip(upper=0)
+    widest = float(table.abs().sum().max()) if len(accounts) else 1.0
+    ends = starts = np.zeros(len(accounts))
+    for part in table.index:
+        values = table.loc[part].to_numpy()
+        _add_bars(axes, part, values, np.where(values < 0, starts, ends), widest)
+        ends, starts = ends + np.maximum(values, 0), starts + np.minimum(values, 0)
     for row, account in enumerate(accounts.values()):
         text = f"a step: {ms(account['step_ms'])}"
         axes.text(0.006 * widest, row + 0.4, text, va="center", fontsize=9.5)
@@ -97,12 +98,18 @@ def draw_account(
 
 
 def _add_bars(
-    axes: Axes, part: str, values: pd.Series, starts: np.ndarray, widest: float
+    axes: Axes, part: str, values: Floats, starts: Floats, widest: float
 ) -> None:
-    color = PART_COLORS[part]
-    style = {"height": 0.52, "color": color, "edgecolor": "white", "linewidth": 0.8}
-    hatch = ["////" if value < 0 else "" for value in values]
-    bars = axes.barh(range(len(values)), values, left=starts, hatch=hatch, **style)
+    bars = axes.barh(
+        np.arange(len(values)),
+        values,
+        left=starts,
+        height=0.52,
+        color=PART_COLORS[part],
+        edgecolor="white",
+        linewidth=0.8,
+        hatch=["////" if value < 0 else "" for value in values],
+    )
     shown = [f"{v:.1f}" if abs(v) > LABELED * widest else "" for v in values]
     ink = "white" if part in DARK_PARTS else BLACK
     axes.bar_label(bars, shown, label_type="center", color=ink)
