@@ -50,13 +50,6 @@ def at_the_end_of_backward(do: Callable[[], None]) -> None:
     torch.autograd.Variable._execution_engine.queue_callback(do)
 
 
-def parameters_of_ddp(wrapper: Any) -> list[Tensor]:
-    """Return the parameters that DistributedDataParallel found in its model when it was
-    built, including frozen ones; empty for another wrapper.
-    """
-    return [*getattr(wrapper, "_module_parameters", ())]
-
-
 def set_group_timeout(seconds: float) -> None:
     """Set the timeout of later collectives in the default process group."""
     dist.distributed_c10d._set_pg_timeout(timedelta(seconds=seconds))

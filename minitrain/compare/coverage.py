@@ -15,7 +15,7 @@ from minitrain.compare.step_causes import rates_unlike, settings_unlike
 from minitrain.core.errors import UserError
 from minitrain.recording.alarm import in_ranks, lacks
 from minitrain.recording.format import OfRank, Recording, read_recording
-from minitrain.recording.optimizers import FIRST_STEPS, spacing
+from minitrain.recording.optimizers import FIRST_STEPS
 
 # entries of a header that may differ for the same computation
 MAY_DIFFER = ("world_size", "every", "torch", "threads", "device")
@@ -162,7 +162,7 @@ def _more(mine: Sequence[OfRank], other: Sequence[OfRank]) -> list[str]:
     recorded = [{key for one in ranks for key in one.steps} for ranks in (mine, other)]
     # a resumed run decides by its own number of a step if it is recorded
     own = {(n, s): s - first.get(n, 0) for n, s in sorted(recorded[0] - recorded[1])}
-    due = [k for k, s in own.items() if s < FIRST_STEPS or s % spacing(s, every) == 0]
+    due = [k for k, s in own.items() if s < FIRST_STEPS or s % every == 0]
     # else the largest number of steps of a rank, by optimizer
     counts, others = _ends(mine), _ends(other)
     return [f"step {step}{_of(number)}" for number, step in due] or [

@@ -38,8 +38,6 @@ class Alarm:
 
     ``ranks``: those that differ from the rest; empty if all are affected. ``tensor``:
     one that is affected, or "". ``severe``: False for a note, which may be intended.
-    ``tensors``: all affected ones, if the rule lists them; if many more are affected
-    later, the finding is reported again.
     """
 
     rule: str
@@ -49,7 +47,6 @@ class Alarm:
     ranks: Sequence[int] = ()
     tensor: str = ""
     severe: bool = True
-    tensors: Sequence[str] = ()
 
     @property
     def line(self) -> str:

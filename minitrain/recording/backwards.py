@@ -6,8 +6,6 @@ skipped) belong to no step, nor do their passes. Gradients left in place by a st
 for the next one. To detect both, a hook runs before each addition to a gradient.
 """
 
-import weakref
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 import torch
@@ -20,8 +18,6 @@ from minitrain.recording.format import Row
 from minitrain.recording.hooks import Tap, is_in_parts, parameters_of
 
 Sketch = list[float]
-# at most so many bytes wait to be sketched: less than a bucket of DDP
-KEPT = 8 << 20
 # more passes of a step are not distinguished: their sketches would fill the disk
 MOST_PASSES = 16
 
@@ -44,21 +40,18 @@ class TrainingPass:
 class Gradient:
     """Record of one parameter's ``.grad``. ``since``: number of the first forward pass
     accumulated in it. ``carried``: it still contains the previous step's gradient (no
-    zero_grad). ``touched``: it was modified after a backward pass under no_sync and
-    before the next backward pass.
+    zero_grad).
     """
 
     since: int
     carried: bool = False
     # whether there was one before; torch.autograd.grad then adds nothing to it
     there: bool = False
-    touched: bool = False
     # number of the last backward pass that adds to it, and how many have so far
     last_backward: int = 0
     count: int = 0
-    # autograd's count of changes after that pass, and whether it synchronized
+    # autograd's count of changes after that pass
     version: int | None = None
-    synced: bool = True
     # sketch of what each pass but the last added; None if there are too many
     shares: list[Sketch] | None = field(default_factory=list)
     # sketch of the sum of earlier passes, to which the running pass adds
@@ -69,14 +62,13 @@ class Backwards:
     """Sketches of this rank's gradients before any reduction, by name of parameter.
 
     A hook that runs before a backward pass adds to a gradient enters it in ``known``. A
-    hook after the addition sketches or copies the gradient, if the pass synchronizes.
+    hook after the addition sketches the gradient, if the pass synchronizes.
     :meth:`take` returns the sketches at the optimizer's step. After the step, rows.py
     deletes its gradients from ``known``.
     """
 
     def __init__(self) -> None:
         self._handles: list[RemovableHandle] = []
-        self._heard: dict[int, weakref.ref[nn.Parameter]] = {}
         self.forget()
 
     def forget(self) -> None:
@@ -84,23 +76,20 @@ class Backwards:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self._heard.clear()
+        # parameters with hooks, by ``id``
+        self._heard: dict[int, nn.Parameter] = {}
         self.known: dict[str, Gradient] = {}
         self._num_backwards, self._first_forward, self._running = 0, 0, False
         self._last_forward: TrainingPass | None = None
         self._own_sketches: dict[str, Sketch] = {}
-        # copies of gradients that are not sketched yet, and their bytes
-        self._unsketched: dict[str, Tensor] = {}
-        self._num_kept = 0
 
     def listen(self, inner: nn.Module) -> None:
         """Add hooks to parameters that require a gradient and have no hooks yet."""
         for name, parameter in parameters_of(inner).items():
-            heard = self._heard.get(id(parameter), lambda: None)() is parameter
             # no rank has the gradients of sharded ones before their reduction
             trains = parameter.requires_grad and not is_in_parts(parameter)
-            if trains and not heard:
-                self._heard[id(parameter)] = weakref.ref(parameter)
+            if trains and id(parameter) not in self._heard:
+                self._heard[id(parameter)] = parameter
                 self._hook(name, parameter)
 
     def _hook(self, name: str, parameter: nn.Parameter) -> None:
@@ -125,17 +114,13 @@ class Backwards:
     def _before_adding(self, name: str, gradient: Tensor | None) -> None:
         # The gradient so far: None or zero (the step's first pass, or dropped by the
         # loop since), of an earlier pass of this step (a share is recorded for each
-        # pass), of the step before (carried), or returned by torch.autograd.grad.
+        # pass), or of the step before (carried).
         if not self._running:
             self._running = True
             self._num_backwards += 1
             if self._last_forward is not None:
                 self._last_forward.has_backward = True
-        known, since = self.known.get(name), self._first_forward
-        if known is not None and known.version is None:
-            # torch.autograd.grad called this hook; the script may add what it returned
-            since = since if gradient is None else known.since
-            known = None
+        known = self.known.get(name)
         if known is not None and known.last_backward == self._num_backwards:
             return
         version = known.version if known else None
@@ -143,38 +128,25 @@ class Backwards:
         # a gradient that is zero but unchanged since its pass was not dropped
         is_new = gradient is None or (changed and _is_zero(gradient))
         if is_new or known is None:
-            known = Gradient(since, there=not is_new)
+            known = Gradient(self._first_forward, there=not is_new)
             self.known[name] = known
-        elif changed and not known.synced:
-            known.touched = True
         known.last_backward, known.count = self._num_backwards, known.count + 1
-        if known.count == 1:
-            self._take_own(name)
-        elif gradient is not None and known.shares is not None:
+        before = self._own_sketches.pop(name, None)
+        if known.count > 1 and gradient is not None and known.shares is not None:
             now = sketch(gradient)
             # a reduction may have changed it since the pass before
-            known.shares.append(_less(self._take_own(name) or now, known.base))
+            known.shares.append(_less(before or now, known.base))
             known.base = now
             if len(known.shares) > MOST_PASSES:
                 known.shares = None
 
     def _after_adding(self, name: str, gradient: Tensor) -> None:
-        synced = (
-            self._last_forward is None or self._last_forward.told["synced"] is not False
-        )
         if known := self.known.get(name):
-            known.version, known.synced = changes_in_place(gradient), synced
+            known.version = changes_in_place(gradient)
             known.carried = known.there
-        if not synced:
-            return
-        if gradient.layout is not torch.strided or gradient.nbytes > KEPT:
+        last = self._last_forward
+        if last is None or last.told["synced"] is not False:
             self._own_sketches[name] = sketch(gradient)
-            return
-        # sketched later, many at once: during backward each takes three times as long
-        self._unsketched[name] = gradient.detach().clone()
-        self._num_kept += gradient.nbytes
-        if self._num_kept > KEPT:
-            self._sketch_kept()
 
     def take(
         self, names: list[str]
@@ -182,26 +154,12 @@ class Backwards:
         """Remove and return the sketches of gradients ``names`` that exist; for those
         of several passes, also a list with the sketch of each pass's share.
         """
-        self._sketch_kept()
         own = {n: self._own_sketches.pop(n) for n in names if n in self._own_sketches}
         passes = {}
         for name, of_all in own.items():
             if (known := self.known.get(name)) and known.shares:
                 passes[name] = [*known.shares, _less(of_all, known.base)]
         return own, passes
-
-    def _take_own(self, name: str) -> Sketch | None:
-        own, kept = self._own_sketches.pop(name, None), self._unsketched.pop(name, None)
-        self._num_kept -= 0 if kept is None else kept.nbytes
-        return own if kept is None else sketch(kept)
-
-    def _sketch_kept(self) -> None:
-        self._num_kept = 0
-        # no loop over its items: a thread of another device may add some meanwhile
-        with suppress(KeyError):
-            while True:
-                name, gradient = self._unsketched.popitem()
-                self._own_sketches[name] = sketch(gradient)
 
 
 def _less(a: Sketch, b: Sketch | None) -> Sketch:

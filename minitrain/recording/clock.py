@@ -161,11 +161,7 @@ class RecordingClock:
         self.steps += 1
         self._unread.append(([step, optimizer, recorded], self._timed))
         self._timed = Timed()
-        try:
-            self._write()
-        except RuntimeError as error:
-            # no time between events on two GPUs, for example
-            self._stop(str(error).partition("\n")[0])
+        self._write()
 
     def close(self) -> None:
         """Write the remaining rows and the end, and close the file."""
@@ -201,12 +197,9 @@ class RecordingClock:
                 self._file.write(f"# host {host()}\n{','.join(COLUMNS)}\n")
             self._file.write(",".join(map(str, cells)) + "\n")
         except OSError as error:
-            self._stop(error)
-
-    def _stop(self, error: object) -> None:
-        note(f"minitrain: steps are timed no more: {error}")
-        # takes no further rows
-        self._unread = deque(maxlen=0)
+            note(f"minitrain: steps are timed no more: {error}")
+            # takes no further rows
+            self._unread = deque(maxlen=0)
 
 
 def _event(device: torch.device) -> torch.cuda.Event:

@@ -128,16 +128,16 @@ FIELDS: dict[str, dict[str, Any]] = {
 MAY_HAVE: dict[str, dict[str, Any]] = {
     "recording": {"tied": Texts},
     "step": {
-        **dict.fromkeys(("reductions", "in_eval"), Count),
-        **dict.fromkeys(("carried", "touched"), Names),
-        **dict.fromkeys(("replaced", "also"), Texts),
         **dict.fromkeys(("sharded", "not_finite"), StrictBool),
+        "reductions": Count,
+        "carried": Names,
+        "also": Texts,
         "unpadded": list[list[Names]],
         "passes": dict[str, list[Sketch]],
         "unlabelled": list[Names],
         "modules": list[Called],
     },
-    "end": {"also": Texts, "in_eval": Count, "parameters": Prints, "buffers": Buffers},
+    "end": {"also": Texts, "parameters": Prints, "buffers": Buffers},
 }
 
 

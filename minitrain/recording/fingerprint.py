@@ -43,10 +43,7 @@ def digest(tensor: Tensor) -> str:
     For a sharded tensor this and :func:`sketch`, :func:`fingerprint` and
     :func:`gathered` are collective: all ranks must call them.
     """
-    found = blake3()
-    for part in parts_of(tensor):
-        found.update(bytes_in(part))
-    return found.hexdigest(length=DIGEST_BYTES)
+    return blake3(bytes_in(gathered(tensor))).hexdigest(length=DIGEST_BYTES)
 
 
 def sketch(tensor: Tensor) -> list[float]:
@@ -64,25 +61,15 @@ def fingerprint(tensor: Tensor) -> dict[str, Any]:
     return {"hash": hashed, "norm": norm, "sketch": sketched}
 
 
-def stays_sparse(tensor: Tensor) -> bool:
-    """Return true for a sparse tensor that may be too large to be made dense."""
-    return tensor.layout is not torch.strided and tensor.numel() > MOST_DENSE
-
-
-def parts_of(tensor: Tensor) -> list[Tensor]:
-    """Return dense tensors on the CPU that determine ``tensor``: itself, or indices and
-    values if it :func:`stays_sparse`.
-    """
-    if not stays_sparse(tensor):
-        return [gathered(tensor)]
-    whole = tensor.detach().to_sparse_coo().coalesce()
-    return [whole.indices().cpu(), whole.values().cpu()]
-
-
 def gathered(tensor: Tensor) -> Tensor:
-    """Return the whole tensor, dense and on the CPU, without a copy if possible."""
+    """Return the whole tensor, dense and on the CPU, without a copy if possible.
+    ValueError for a sparse one that may be too large to be made dense.
+    """
     full = whole(tensor)
-    dense = full.to_dense() if full.layout is not torch.strided else full
+    is_sparse = full.layout is not torch.strided
+    if is_sparse and full.numel() > MOST_DENSE:
+        raise ValueError(f"sparse tensor of {full.numel()} elements: too large to hash")
+    dense = full.to_dense() if is_sparse else full
     return dense.resolve_conj().resolve_neg().cpu()
 
 

@@ -11,11 +11,11 @@ import json
 import os
 import re
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from minitrain.core.errors import UserError, describe_os_error, is_disk_full
+from minitrain.core.errors import UserError, describe_os_error
 from minitrain.core.files import require_regular
 from minitrain.core.printable import note
 
@@ -30,9 +30,8 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class OfRank:
-    """The recording of one rank, as rows. ``steps``: by (optimizer number, step), in
-    file order. ``alarms``: alarms and notes, including those after the end. ``end``:
-    None if the recording ended early.
+    """The rows of one rank. ``steps``: by (optimizer number, step), in file order.
+    ``alarms``: alarms and notes. ``end``: None if the recording ended early.
     """
 
     header: Row
@@ -157,23 +156,12 @@ def _read_rank(folder: Path, rank: int) -> OfRank | None:
     header, *rows = [_row(path, number, line) for number, line in enumerate(lines, 1)]
     if header["kind"] != "recording" or header["rank"] != rank:
         raise UserError(f"{path}: line 1: not the header of a recording of rank {rank}")
-    steps: dict[tuple[int, int], Row] = {}
-    alarms: list[Row] = []
-    end: Row | None = None
-    last: dict[int, int] = {}
-    for number, row in enumerate(rows, start=2):
-        kind = row["kind"]
-        key = (row["optimizer"], row["step"]) if kind == "step" else None
-        if kind in ("alarm", "note"):
-            alarms.append(row)
-        elif end or kind == "recording" or (key and key[1] <= last.get(key[0], -1)):
-            misplaced = repr(kind) + (f" for step {key[1]}" if key else "")
-            raise UserError(f"{path}: line {number}: damaged: no place for {misplaced}")
-        elif key is None:
-            end = row
-        else:
-            steps[key], last[key[0]] = row, key[1]
-    return OfRank(header, steps, alarms, end)
+    steps = {(r["optimizer"], r["step"]): r for r in rows if r["kind"] == "step"}
+    found = OfRank(header, steps, [r for r in rows if r["kind"] in ("alarm", "note")])
+    ends = [row for row in rows if row["kind"] == "end"]
+    if len(steps) + len(found.alarms) + len(ends) != len(rows) or len(ends) > 1:
+        raise UserError(f"{path}: damaged: a header, a step or the end is there twice")
+    return replace(found, end=ends[0]) if ends else found
 
 
 def _row(path: Path, number: int, line: bytes) -> Row:
@@ -204,16 +192,9 @@ def line_of(row: Row) -> bytes:
 
 
 def refuse_second(folder: Path, rank: int) -> None:
-    """Raise UserError if ``rank`` has a recording in ``folder``, or if a folder would
-    have both attempts (:func:`folder_of_attempt`) and a recording without attempts.
-    """
+    """Raise UserError if ``rank`` has a recording in ``folder``."""
     if path_of_rank(folder, rank).exists():
         raise UserError(f"{folder}: has a recording of rank {rank}; {ADVICE}")
-    within, parent = ATTEMPT.fullmatch(folder.name), folder.parent
-    if within and parent.is_dir() and ranks_in(parent):
-        raise UserError(f"{parent}: has a recording without attempts; {ADVICE}")
-    if (last := last_attempt(folder)) != folder:
-        raise UserError(f"{folder}: has a recording in {last.name}/; {ADVICE}")
 
 
 class Writer:
@@ -226,24 +207,21 @@ class Writer:
     def __init__(self, folder: Path, rank: int) -> None:
         refuse_second(folder, rank)
         self._rank, self._path = rank, path_of_rank(folder, rank)
-        self._file: BinaryIO | None = None
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._file = open(self._path, "xb")  # noqa: SIM115
-        except OSError as error:
-            # other errors are the user's to fix, and the run has hardly begun
-            if not is_disk_full(error):
-                raise
-            self._end(error)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file: BinaryIO | None = open(self._path, "xb")  # noqa: SIM115
 
     def append(self, line: bytes) -> None:
         """Write a line from :func:`line_of`; do nothing once a write has failed."""
-        if self._file is not None:
-            try:
-                self._file.write(line)
-                self._file.flush()
-            except OSError as error:
-                self._end(error)
+        if self._file is None:
+            return
+        try:
+            self._file.write(line)
+            self._file.flush()
+        except OSError as error:
+            error.filename = str(self._path)
+            why = describe_os_error(error)
+            note(f"minitrain: rank {self._rank} records no more: {why}")
+            self.close()
 
     def close(self) -> None:
         """Close the file. Calling it twice is harmless."""
@@ -252,9 +230,3 @@ class Writer:
             # close() retries the failed write
             with suppress(OSError):
                 file.close()
-
-    def _end(self, error: OSError) -> None:
-        error.filename = str(self._path)
-        why = describe_os_error(error)
-        note(f"minitrain: rank {self._rank} records no more: {why}")
-        self.close()

@@ -7,7 +7,7 @@ import inspect
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from types import FrameType, FunctionType
 from typing import Any, TypeVar
@@ -15,13 +15,10 @@ from typing import Any, TypeVar
 import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
-from torch.func import debug_unwrap
-from torch.nn.modules.batchnorm import _NormBase
-from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 
-from minitrain.comm.torch_private import import_compiler, parameters_of_ddp
+from minitrain.comm.torch_private import import_compiler
 from minitrain.core.errors import UserError
 
 # as the first optimizer would, but so that it leaves no folder
@@ -131,29 +128,6 @@ def tied(inner: nn.Module) -> dict[str, str]:
     return {name: other for name, other in found.items() if name != other}
 
 
-def replaced_in(wrapper: nn.Module | None, inner: nn.Module) -> dict[str, str]:
-    """Return names of parameters put into ``inner`` after DDP (``wrapper``) was built,
-    each with the name of the parameter that it was tied to until then, or "".
-    """
-    taken = {id(p): p for p in parameters_of_ddp(wrapper)}
-    if wrapper is None or not taken:
-        return {}
-    ignored, wraps = getattr(wrapper, "parameters_to_ignore", ()), _ids(wrapper)
-    named = {n: p for n, p in parameters_of(inner).items() if id(p) in wraps}
-    gone = [p for key, p in taken.items() if key not in wraps]
-    found = {}
-    for name, p in named.items():
-        if id(p) in taken or name in ignored:
-            continue
-        # one that was tied leaves the other in its place
-        was_alone = any(old.shape == p.shape for old in gone)
-        others = {n: q for n, q in named.items() if id(q) in taken and not was_alone}
-        alike = [n for n, q in others.items() if q.shape == p.shape]
-        equal = [n for n in alike if torch.equal(named[n], p)]
-        found[name] = (equal or alike)[0] if equal or len(alike) == 1 else ""
-    return found
-
-
 def is_in_parts(parameter: Tensor) -> bool:
     """Return true if the parameter is sharded: each rank holds a shard of it."""
     return hasattr(parameter, "full_tensor")
@@ -186,17 +160,6 @@ def named_tensors(inner: nn.Module) -> dict[str, Tensor]:
     return plain_names(inner, [*inner.named_parameters(), *inner.named_buffers()])
 
 
-def is_pass_with_others(inner: nn.Module) -> bool:
-    """Return true if the forward pass that begins uses tensors other than the model's
-    own (``functional_call``), or runs in a transform of torch.func, whose tensors have
-    no values that could be read.
-    """
-    # a buffer may be one that the model computed
-    is_own = all(parameter.is_leaf for parameter in inner.parameters())
-    tensors = [*inner.parameters(), *inner.buffers()]
-    return not is_own or any(debug_unwrap(t, recurse=False) is not t for t in tensors)
-
-
 def is_training_pass(module: nn.Module) -> bool:
     """Return true if the running forward pass is part of the training: in training
     mode, with gradients, and no recomputation for activation checkpointing.
@@ -216,30 +179,19 @@ def is_recomputation() -> bool:
 
 def _checkpointing() -> set[str]:
     # names of the functions of torch.utils.checkpoint that are running
-    codes = [frame.f_code for frame in _callers()]
+    codes = [frame.f_code for frame in _frames()]
     file = torch.utils.checkpoint.__file__
     return {code.co_name for code in codes if code.co_filename == file}
 
 
 def is_within_itself(module: nn.Module) -> bool:
     """Return true if a pass of ``module`` runs within another, as in Lightning."""
-    passes = (
-        frame.f_locals.get("self") is module
-        for frame in _callers()
-        if (frame.f_code.co_filename, frame.f_code.co_name) == CALL
-    )
-    return sum(passes) > 1
+    return sum(caller is module for caller in _callers(CALL)) > 1
 
 
-def is_within_a_step() -> bool:
-    """Return true, in a hook of an optimizer, if its step runs within another step."""
-    codes = (frame.f_code for frame in _callers())
-    return sum((code.co_filename, code.co_name) == STEP for code in codes) > 1
-
-
-def is_lazy(inner: nn.Module) -> bool:
-    """Return true if a pass has yet to make parameters or buffers (``LazyLinear``)."""
-    return any(map(nn.parameter.is_lazy, [*inner.parameters(), *inner.buffers()]))
+def running_steps() -> list[Optimizer | None]:
+    """Return the optimizers whose steps are running, of nested ones the inner first."""
+    return [*_callers(STEP)]
 
 
 def is_compiled(module: nn.Module) -> bool:
@@ -255,28 +207,22 @@ def is_compiled(module: nn.Module) -> bool:
         )
         for m in module.modules()
     )
-    return marked or any(one.f_code.co_name == COMPILED for one in _callers())
+    return marked or any(one.f_code.co_name == COMPILED for one in _frames())
 
 
-def _callers() -> Iterator[FrameType]:
+def _callers(function: tuple[str, str]) -> Iterator[Any]:
+    # the ``self`` of each running call of ``function`` (file and name)
+    for frame in _frames():
+        if (frame.f_code.co_filename, frame.f_code.co_name) == function:
+            # a compiled one may have lost it
+            yield frame.f_locals.get("self")
+
+
+def _frames() -> Iterator[FrameType]:
     frame = inspect.currentframe()
     while frame is not None:
         yield frame
         frame = frame.f_back
-
-
-def acts_in_training(inner: nn.Module) -> bool:
-    """Return true if dropout or batch norm of ``inner`` is in training mode."""
-    for module in inner.modules():
-        # attention and recurrent layers have the share in ``dropout``
-        share = getattr(module, "dropout", None)
-        drops = isinstance(share, float) and share > 0
-        if isinstance(module, _DropoutNd):
-            drops = module.p > 0
-        norms = isinstance(module, _NormBase) and module.track_running_stats
-        if module.training and (drops or norms):
-            return True
-    return False
 
 
 def fails_without_sync(wrapper: nn.Module | None) -> bool:
@@ -286,30 +232,24 @@ def fails_without_sync(wrapper: nn.Module | None) -> bool:
 
 
 class Wrappers:
-    """The wrappers, such as DDP, that have called the modules ``called`` so far."""
+    """The wrappers, such as DDP, that have called modules so far."""
 
-    def __init__(self, called: Sequence[nn.Module]) -> None:
-        self._called = called
-        # with the number of the module that it wraps
+    def __init__(self) -> None:
+        # with the ``id`` of the module that it wraps
         self._seen: list[tuple[weakref.ref[nn.Module], int]] = []
 
     def around(self, module: nn.Module) -> nn.Module | None:
         """Return the innermost wrapper whose pass, now running, called ``module``."""
-        for frame in _callers():
-            code = frame.f_code
-            if (code.co_filename, code.co_name) == CALL:
-                caller = frame.f_locals["self"]
-                if _wraps(caller, module):
-                    if all(one() is not caller for one, _ in self._seen):
-                        number = [one is module for one in self._called].index(True)
-                        self._seen.append((weakref.ref(caller), number))
-                    return caller
-        return None
+        wrappers = (caller for caller in _callers(CALL) if _wraps(caller, module))
+        found = next(wrappers, None)
+        if found is not None and all(one() is not found for one, _ in self._seen):
+            self._seen.append((weakref.ref(found), id(module)))
+        return found
 
     @property
     def count(self) -> int:
         """Return the largest number of wrappers that have called one module so far."""
-        return max(Counter(number for _, number in self._seen).values(), default=0)
+        return max(Counter(module for _, module in self._seen).values(), default=0)
 
 
 def _wraps(caller: nn.Module, module: nn.Module) -> bool:

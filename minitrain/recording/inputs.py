@@ -9,7 +9,7 @@ from blake3 import blake3
 from torch import Tensor, nn
 
 from minitrain.data.cut import bytes_of, content_digest, tensors_of
-from minitrain.recording.fingerprint import gathered, parts_of, stays_sparse
+from minitrain.recording.fingerprint import gathered
 
 # names by which models take what is to be learned
 LABELS = ("labels", "label", "targets", "target")
@@ -22,14 +22,11 @@ def sample_digests(inputs: Any) -> tuple[list[str], str, list[list[str]]]:
     Second, one for all other tensors, such as a table; "" if there are none. Third, for
     each sample that is a token sequence, two: with one element of padding, and none.
     """
-    given = [t for t in tensors_of(inputs) if t.dim()]
-    sparse = [p for t in given if stays_sparse(t) for p in parts_of(t)]
-    tensors = [gathered(t) for t in given if not stays_sparse(t)]
+    tensors = [gathered(t) for t in tensors_of(inputs) if t.dim()]
     if not tensors:
-        return [], _short(sparse) if sparse else "", []
+        return [], "", []
     batch = [tensor for tensor in tensors if len(tensor) == len(tensors[0])]
     beside = [tensor for tensor in tensors if len(tensor) != len(tensors[0])]
-    beside += sparse
     rows = [_short(row) for row in zip(*batch, strict=True)]
     return rows, _short(beside) if beside else "", _without_padding(batch)
 

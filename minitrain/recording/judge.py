@@ -18,8 +18,8 @@ class Judge:
 
     def __init__(self) -> None:
         self.is_apart = False
-        # tensors reported so far, by rule and severity
-        self._told: dict[tuple[str, bool], set[str]] = {}
+        # rules and severities reported so far
+        self._told: set[tuple[str, bool]] = set()
         # the rows of the recorded step before, by optimizer
         self._before: dict[int, Rows] = {}
         # the first step that read a batch, by the hash of the batch
@@ -74,11 +74,8 @@ class Judge:
         """Return those findings in ``found`` that were not reported before."""
         new = []
         for one in found:
-            key = one.rule, one.severe
-            told = self._told.get(key)
-            # a note on a few tensors must not suppress one on many
-            if told is None or len({*one.tensors} - told) > len(told):
-                self._told[key] = {*(told or ()), *one.tensors}
+            if (key := (one.rule, one.severe)) not in self._told:
+                self._told.add(key)
                 new.append(one)
         return new
 

@@ -6,7 +6,7 @@ ZeroRedundancyOptimizer, the outermost counts.
 """
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -23,14 +23,10 @@ from torch.utils.hooks import RemovableHandle
 from minitrain.core.errors import UserError
 from minitrain.core.printable import note
 from minitrain.recording.fingerprint import DIGEST_BYTES, bytes_in, gathered
-from minitrain.recording.hooks import is_within_a_step, uncompiled
+from minitrain.recording.hooks import running_steps, uncompiled
 
 # always recorded: most goes wrong in the first steps, and rounding is small there
 FIRST_STEPS = 3
-# recorded steps after which only a tenth is recorded: a long run would fill the disk
-DENSE = 1000
-# steps of others after which an optimizer without a step counts as ended
-IDLE = 100
 # keys of a group that are no settings: the learning rate is recorded separately, and
 # others determine how to compute, not what
 NO_SETTING = {
@@ -45,9 +41,8 @@ _note_once = cache(note)
 class Stepped:
     """The steps of one optimizer: its ``number`` from 0, and how many ``steps`` it
     made. Counts when the last of these ended: ``last``, steps of all optimizers;
-    ``passes``, forward passes in recorded steps; ``forwards`` and ``evals``, in
-    training and evaluation mode. ``held``: ``id`` of the parameters it had at first.
-    ``by_closure``: the current step computes gradients itself.
+    ``passes``, forward passes in recorded steps. ``has_begun``: a step is running;
+    ``by_closure``: it computes gradients itself.
     """
 
     number: int
@@ -55,14 +50,12 @@ class Stepped:
     steps: int = 0
     passes: int = 0
     last: int = 0
-    forwards: int = 0
-    evals: int = 0
-    held: set[int] = field(default_factory=set)
+    has_begun: bool = False
     by_closure: bool = False
 
     def is_due(self, every: int) -> bool:
         """Return true if the optimizer's next step is to be recorded."""
-        return self.steps < FIRST_STEPS or self.steps % spacing(self.steps, every) == 0
+        return self.steps < FIRST_STEPS or self.steps % every == 0
 
     def grad_scale(self) -> float:
         """Return the factor by which the optimizer still has to divide the gradients: a
@@ -130,16 +123,6 @@ class Stepped:
         return optimizer
 
 
-def spacing(step: int, every: int) -> int:
-    """Return the distance between recorded steps at ``step``: ``every``; ten times as
-    much each time :data:`DENSE` steps were recorded. If ``every`` is 1, always 1.
-    """
-    found = every
-    while every > 1 and step >= DENSE * found:
-        found *= 10
-    return found
-
-
 def _plain(value: Any) -> Any:
     # return a number, a word, or a list of numbers, as JSON has them; else None
     if isinstance(value, Tensor) and value.numel() == 1:
@@ -193,22 +176,20 @@ def unwrapped(given: Any) -> list[Optimizer] | None:
 @dataclass
 class Optimizers:
     """Call ``before(stepped)`` and ``after(stepped)`` around every outermost step of
-    the optimizers ``given``; if None, of those that hold a parameter of the model.
+    the optimizers ``given``; if None, of those that hold a parameter of ``inner``.
     ``seen``: those given, or with a step begun; ``steps``: sum of their steps.
     """
 
     given: list[Optimizer] | None
+    inner: nn.Module
     before: Callable[[Stepped], None]
     after: Callable[[Stepped], None]
     seen: list[Stepped] = field(default_factory=list)
     steps: int = 0
-    _known: dict[int, "weakref.ref[Tensor]"] = field(default_factory=dict)
-    _within: list[tuple[Optimizer, bool]] = field(default_factory=list)
     _handles: list[RemovableHandle] = field(default_factory=list)
 
-    def start(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Add torch's global hooks of optimizers; ``parameters`` are the model's."""
-        self.know(parameters)
+    def start(self) -> None:
+        """Add torch's global hooks of optimizers."""
         for one in self.given or ():
             self._number(one)
         self._handles = [
@@ -221,68 +202,45 @@ class Optimizers:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self._within.clear()
-
-    def know(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Add the model's parameters. Ones that were replaced by them stay known."""
-        self._known |= {id(p): weakref.ref(p) for p in parameters}
 
     def are_due(self, every: int) -> bool:
-        """Return true if any active optimizer ``is_due``, or none has stepped yet."""
-        stepped = self._stepped()
-        at_work = [one for one in stepped if self.steps - one.last <= IDLE]
-        return not stepped or any(one.is_due(every) for one in at_work)
-
-    def _stepped(self) -> list[Stepped]:
-        return [one for one in self.seen if one.steps and one.ref() is not None]
-
-    def have_stepped(self, forwards: int, evals: int) -> bool:
-        """Return true if each optimizer made a step since the last forward pass.
-        ``forwards`` and ``evals`` are the numbers of passes so far; false without any.
-        """
-        stepped, now = self._stepped(), (forwards, evals)
-        return {(o.forwards, o.evals) for o in stepped} == {now} != {(0, 0)}
+        """Return true if any optimizer ``is_due``, or none has stepped yet."""
+        stepped = [one for one in self.seen if one.steps and one.ref() is not None]
+        return not stepped or any(one.is_due(every) for one in stepped)
 
     def hold(self) -> set[int]:
         """Return the ``id`` of each parameter that is in any optimizer now."""
         alive = [one for one in self.seen if one.ref() is not None]
         return {held for one in alive for held in one.holds()}
 
-    def forward_begins(self) -> None:
-        """Drop an unfinished step as a forward pass begins: an error has ended it,
-        which no hook reports. Keep a step with a closure, to which the pass belongs.
-        """
-        if self._within and not self._within[0][1]:
-            self._within.clear()
-
     # a compiled step would trace the whole recorder
     @uncompiled
     def _begins(self, optimizer: Optimizer, args: Any, options: Any) -> None:
-        if self._within and not is_within_a_step():
-            # an error ended the step before, which no hook reports
-            self._within.clear()
-        stepped = None if self._within else self._find(optimizer)
-        if stepped is None and not self._within:
-            return
-        has_closure = any(map(callable, [*args[1:], *options.values()]))
-        self._within.append((optimizer, has_closure))
+        stepped = self._outermost(optimizer)
         if stepped is not None:
-            stepped.by_closure = has_closure
+            stepped.has_begun = True
+            stepped.by_closure = any(map(callable, [*args[1:], *options.values()]))
             self.before(stepped)
 
     @uncompiled
     def _ended(self, optimizer: Optimizer, args: Any, options: Any) -> None:
-        if not self._within or self._within[-1][0] is not optimizer:
+        stepped = self._outermost(optimizer)
+        if stepped is None or not stepped.has_begun:
             return
-        self._within.pop()
-        if self._within:
-            return
-        stepped = self._find(optimizer)
-        if stepped is not None and not _was_skipped(optimizer):
+        stepped.has_begun = False
+        if not _was_skipped(optimizer):
             self.steps += 1
             stepped.steps += 1
             stepped.last = self.steps
             self.after(stepped)
+
+    def _outermost(self, optimizer: Optimizer) -> Stepped | None:
+        # None for an optimizer of others, or if this step is within another one
+        _, *around = running_steps() or [optimizer]
+        # the outermost first: those within it get no number
+        if any(one and self._find(one) for one in reversed(around)):
+            return None
+        return self._find(optimizer)
 
     def _find(self, optimizer: Optimizer) -> Stepped | None:
         for one in self.seen:
@@ -290,23 +248,13 @@ class Optimizers:
                 return one
         if self.given is not None:
             return None
-        known = {i for i, p in self._known.items() if p() is not None}
-        is_ours = not known.isdisjoint(map(id, _held(optimizer)))
+        ours = set(map(id, self.inner.parameters()))
+        is_ours = not ours.isdisjoint(map(id, _held(optimizer)))
         return self._number(optimizer) if is_ours else None
 
     def _number(self, optimizer: Optimizer) -> Stepped:
-        made = Stepped(len(self.seen), weakref.ref(optimizer))
-        made.held = made.holds()
-        # an optimizer that replaces another continues after the last step of that one
-        for one in self.seen:
-            if not one.held.isdisjoint(made.held):
-                for count in ("passes", "forwards", "evals"):
-                    most = max(getattr(made, count), getattr(one, count))
-                    setattr(made, count, most)
-                if one.ref() is None:
-                    one.held -= made.held
-        self.seen.append(made)
-        return made
+        self.seen.append(Stepped(len(self.seen), weakref.ref(optimizer)))
+        return self.seen[-1]
 
 
 def _was_skipped(optimizer: Optimizer) -> bool:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from minitrain.recording import hooks
 from minitrain.recording.backwards import Backwards, TrainingPass
-from minitrain.recording.fingerprint import digest, fingerprint, stays_sparse
+from minitrain.recording.fingerprint import digest, fingerprint
 from minitrain.recording.format import Row
 from minitrain.recording.inputs import random_digest, read
 from minitrain.recording.modules import ModuleCalls
@@ -25,9 +25,9 @@ class Passes:
     """Record the training passes of ``inner``, the model without wrappers.
 
     With ``modules``, ``calls`` records calls of modules within a pass, until it is set
-    to None. ``forwards`` counts training passes, ``evals`` passes with gradients in
-    evaluation mode, recorded or not. ``backwards`` has the gradients of recorded
-    passes; ``seen_from`` is the number of all optimizers' steps when its hooks came.
+    to None. ``forwards`` counts training passes, recorded or not. ``backwards`` has the
+    gradients of recorded passes; ``seen_from`` is the number of all optimizers' steps
+    when its hooks came.
     """
 
     def __init__(
@@ -35,16 +35,12 @@ class Passes:
     ) -> None:
         self._inner, self._wrappers = inner, wrappers
         self.calls = ModuleCalls() if modules else None
-        self.forwards = self.evals = 0
+        self.forwards = 0
         self.backwards, self.seen_from = Backwards(), 0
         self._listens = False
         self._kept: deque[TrainingPass] = deque(maxlen=MOST_PASSES)
         # number of recorded passes so far, and whether the next is a step's first
         self._count, self._is_first = 0, True
-        # if dropout or batch norm were in training mode when hooks were added
-        self._acted = False
-        # {"in_eval": first step after that whose passes were all in evaluation mode}
-        self._in_eval = dict[str, int]()
 
     def begins(
         self, wrapper: nn.Module | None, module: nn.Module, args: Any, options: Any
@@ -57,7 +53,6 @@ class Passes:
             "wrapper_id": self._wrappers.count,
             "synced": getattr(wrapper, "require_backward_grad_sync", None),
             "group": group.size() if isinstance(group, dist.ProcessGroup) else None,
-            "replaced": hooks.replaced_in(wrapper, self._inner),
             "random": random,
             "draws": False,
         }
@@ -100,7 +95,6 @@ class Passes:
         self.backwards.listen(self._inner)
         if not self._listens:
             self._listens, self.seen_from = True, optimizers.steps
-            self._acted = hooks.acts_in_training(self._inner)
 
     def forget(self) -> None:
         """Remove the hooks and drop the passes: the next step is not recorded."""
@@ -118,18 +112,7 @@ class Passes:
 
     def step_ended(self, stepped: Stepped) -> None:
         """Note that the passes so far belong to ``stepped``, or to steps before it."""
-        in_eval = stepped.forwards == self.forwards and stepped.evals < self.evals
-        if in_eval and self._acted and not hooks.acts_in_training(self._inner):
-            self._in_eval = {"in_eval": stepped.steps - 1}
-            # it must be reported only once
-            self._acted = False
         stepped.passes, self._is_first = self._count, True
-        stepped.forwards, stepped.evals = self.forwards, self.evals
-
-    def take_in_eval(self) -> dict[str, int]:
-        """Return ``in_eval`` for a row, unless it was returned before."""
-        found, self._in_eval = self._in_eval, {}
-        return found
 
     def _random(self) -> str:
         # the model may have been moved since the recorder was made
@@ -137,11 +120,9 @@ class Passes:
 
 
 def fingerprints_of_buffers(inner: nn.Module) -> dict[str, Row]:
-    """Return a fingerprint of each buffer; of integers, or large and sparse, a hash."""
-    # dense numbers may differ by rounding, which their sketches show
+    """Return a fingerprint of each buffer; of integers, a hash."""
+    # other numbers may differ by rounding, which their sketches show
     return {
-        n: fingerprint(b)
-        if b.is_floating_point() and not stays_sparse(b)
-        else {"hash": digest(b)}
+        n: fingerprint(b) if b.is_floating_point() else {"hash": digest(b)}
         for n, b in hooks.plain_names(inner, inner.named_buffers()).items()
     }

@@ -3,11 +3,10 @@
 Each rank puts its rows into the store of the run's process group and does not wait.
 With the rows of all ranks, rank 0 applies the rules to a step and stores findings.
 
-If the parameters are sharded over the ranks, gathering them is a collective in the
-run's own group. A rank at another place of the run would answer it with another
-collective, and both would hang, or abort. So ranks first meet in a barrier: each stores
-its place in the run. The first rank that has all places, or times out, decides for all
-whether they agree; later ranks read the decision.
+If parameters are sharded, gathering them is a collective in the run's own group, which
+hangs or aborts if a rank is at another place of the run. So ranks first meet in a
+barrier: each stores its place in the run. The first rank that has all places, or times
+out, decides for all whether they agree; later ranks read the decision.
 """
 
 import json
@@ -16,7 +15,6 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from itertools import count
-from typing import Any
 
 import torch.distributed as dist
 
@@ -31,16 +29,14 @@ from minitrain.recording.judge import Judge
 #   at R            [N, place]: the last meeting to which R came. Read to decide
 #   meeting N       what the first to decide found: null, or an alarm. Read by all
 #   meeting N came  how many came. The last one at meeting N + 1 deletes both
-#   row N of R      number of pieces, and the row, of R. Rank 0 reads and deletes it
-#   row N of R, piece K  the rest of a row longer than PIECE, stored before the row
-#   judged N        [ranks are at different steps, number of readers, findings]
+#   row N of R      the row. Rank 0 reads and deletes it
+#   judged N        [rows are not compared any more, findings]
 #   heard N         number of ranks that have read "judged N"; the last deletes both
 # a TCPStore takes 8 MiB at a time, and cuts the connection of a rank that sends more
-PIECE = 1 << 22
+MOST_BYTES = 7 << 20
+TOO_LONG = '{"kind": "too long"}'
 # recorders of a process are numbered, equally on all ranks
 _numbers = count()
-# sent by a rank that ends early: it sends no more rows
-LEFT = '{"kind": "left"}'
 # keys are most often there at once; a longer wait must not take a core
 POLL_S, FIRST_POLL_S = 0.005, 0.0001
 # None in JSON, since a store takes an empty text for a missing key
@@ -69,7 +65,7 @@ class Meetings:
     ) -> None:
         self.store, self.rank, self.world_size = store, rank, world_size
         self.timeout_s = timeout_s
-        self._number = self._step = 0
+        self._number = 0
 
     def come(self, place: str, step: int) -> Alarm | None:
         """Wait for the other ranks, ``timeout_s`` seconds at most. Return None if all
@@ -92,15 +88,8 @@ class Meetings:
         except RuntimeError:
             # the store ends with the rank that hosts it
             decided = Alarm("ranks", step, f"a rank has gone before {place}{ENDS_HERE}")
-        self._number, self._step = self._number + 1, step
+        self._number += 1
         return decided
-
-    def leave(self) -> None:
-        """Take part in no more barriers: the others get an alarm at their next one."""
-        what = f"at the end, while the others go on{ENDS_HERE}"
-        gone = Alarm("ranks", self._step, what, ranks=[self.rank])
-        with suppress(RuntimeError):
-            self._decide(f"meeting {self._number}", gone)
 
     def _decide(self, key: str, found: Alarm | None) -> Alarm | None:
         # compare_set: the first decision holds
@@ -154,7 +143,6 @@ class RankExchange:
         self._number = 0
         # step and place of the last row that was judged
         self._step, self._last_place = 0, "nothing"
-        self._has_ended = False
         self._meetings = Meetings(self._store, self._rank, self._world_size, timeout_s)
         missing = self._meetings.come("the start", 0)
         # whether all ranks record, and the note to report if they do not
@@ -168,15 +156,13 @@ class RankExchange:
 
     def send(self, row: Row, line: bytes) -> None:
         """Store ``row``, encoded as ``line``, for rank 0, without waiting."""
-        self._has_ended = row["kind"] == "end"
-        if self._has_ended:
-            self._meetings.leave()
         if self.has_all and not self._judge.is_apart:
             self._sent.append((self._number, row, time.monotonic()))
+            text = TOO_LONG if len(line) > MOST_BYTES else line.decode()
             # rank 0 has its own row; the others only check that the key exists
-            text = line.decode() if self._rank else "null"
             with suppress(RuntimeError):
-                _put(self._store, f"row {self._number} of {self._rank}", text)
+                key = f"row {self._number} of {self._rank}"
+                self._store.set(key, text if self._rank else "null")
             self._number += 1
 
     def meet(self, place: str, step: int) -> bool:
@@ -222,24 +208,10 @@ class RankExchange:
         self._report(found)
 
     def close(self) -> None:
-        """Leave the exchange, once; without a last row, the others get an alarm."""
-        self._meetings.leave()
-        if not self._has_ended:
-            with suppress(RuntimeError):
-                if self._rank:
-                    _put(self._store, f"row {self._number} of {self._rank}", LEFT)
-                else:
-                    # in place of the findings that the others wait for
-                    first = self._sent[0][0] if self._sent else self._number
-                    told = [True, 0, [vars(self._gone([0]))]]
-                    self._store.set(f"judged {first}", json.dumps(told))
+        """Leave the exchange; without a last row, the others report this rank."""
         self._sent.clear()
         # drop the store: its server, and its port, would stay as long as this object
         self._meetings.store = self._store = HashStore()
-
-    def _gone(self, ranks: list[int]) -> Alarm:
-        what = f"has gone; last heard of: {self._last_place}"
-        return Alarm("ranks", self._step, what, ranks=ranks)
 
     def _judge_or_read(self, found: list[Alarm], waits: bool) -> bool:
         # handle complete rows, add findings to ``found``; true if nothing is awaited
@@ -264,19 +236,20 @@ class RankExchange:
         keys = [f"row {number} of {rank}" for rank in range(self._world_size)]
         if not store.check(keys):
             return False
-        sent, more = zip(*[_get(store, key) for key in keys], strict=True)
-        gone = [n for n, one in enumerate(sent) if n and one["kind"] == "left"]
-        if gone:
-            new, self._judge.is_apart = [self._gone(gone)], True
+        rows = [row, *(json.loads(store.get(key)) for key in keys[1:])]
+        if long := [n for n, one in enumerate(rows) if one["kind"] == "too long"]:
+            what = f"rows above {MOST_BYTES >> 20} MiB: rows are not compared"
+            new = [Alarm("ranks", _step_of(row), what, ranks=long, severe=False)]
+            self._judge.is_apart = True
         else:
-            new = self._judge.see([row, *sent[1:]])
+            new = self._judge.see(rows)
         # keep them now: the store may fail from here on
         found += new
-        if num_readers := self._world_size - 1 - len(gone):
-            judged = [self._judge.is_apart, num_readers, [vars(one) for one in new]]
+        if self._world_size > 1:
+            judged = [self._judge.is_apart, [vars(one) for one in new]]
             store.set(f"judged {number}", json.dumps(judged))
-        for key, num_more in zip(keys, more, strict=True):
-            _delete(store, key, num_more)
+        for key in keys:
+            store.delete_key(key)
         return True
 
     def _read_findings(self, number: int, row: Row, found: list[Alarm]) -> bool:
@@ -284,10 +257,10 @@ class RankExchange:
         store, key = self._store, f"judged {number}"
         if not store.check([key]):
             return False
-        self._judge.is_apart, num_readers, new = json.loads(store.get(key))
+        self._judge.is_apart, new = json.loads(store.get(key))
         found += self._judge.new(Alarm(**one) for one in new)
         # the last reader deletes it
-        if store.add(f"heard {number}", 1) == num_readers:
+        if store.add(f"heard {number}", 1) == self._world_size - 1:
             store.delete_key(f"heard {number}")
             store.delete_key(key)
         return True
@@ -338,24 +311,3 @@ class RankExchange:
 
 def _step_of(row: Row) -> int:
     return sum(row["steps"].values()) if row["kind"] == "end" else row.get("step", 0)
-
-
-def _put(store: Store, key: str, text: str) -> None:
-    # the key comes last: its value begins with the number of pieces that follow
-    first, *rest = (text[at : at + PIECE] for at in range(0, len(text), PIECE))
-    for number, piece in enumerate(rest):
-        store.set(f"{key}, piece {number}", piece)
-    store.set(key, f"{len(rest)} {first}")
-
-
-def _get(store: Store, key: str) -> tuple[Any, int]:
-    # what was put there, and the number of pieces that follow the key
-    num_pieces, _, first = store.get(key).decode().partition(" ")
-    rest = [store.get(f"{key}, piece {number}") for number in range(int(num_pieces))]
-    return json.loads(first + b"".join(rest).decode()), len(rest)
-
-
-def _delete(store: Store, key: str, num_more: int) -> None:
-    for number in range(num_more):
-        store.delete_key(f"{key}, piece {number}")
-    store.delete_key(key)

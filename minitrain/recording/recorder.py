@@ -29,7 +29,7 @@ from minitrain.recording.format import (
     line_of,
     refuse_second,
 )
-from minitrain.recording.optimizers import Optimizers, Stepped, spacing, unwrapped
+from minitrain.recording.optimizers import Optimizers, Stepped, unwrapped
 from minitrain.recording.passes import Passes
 from minitrain.recording.rank_exchange import RankExchange
 from minitrain.recording.rows import StepRows, header_of, rank_and_size
@@ -49,8 +49,7 @@ class Recorder:
 
     Use it as a context manager, or call ``start`` and ``stop``; the loop needs no other
     change. Model and optimizers may be wrapped before or after. Steps 0, 1 and 2 of
-    each optimizer and each ``every``-th are recorded; if ``every`` is above 1, after
-    1,000 of them only each tenth is, and so on. At recorded steps the ranks are
+    each optimizer and each ``every``-th are recorded. At recorded steps the ranks are
     compared, and each problem is reported in one line on stderr.
 
     MINITRAIN_TWIN=1 in the environment makes this a perturbed run: all initial weights
@@ -91,18 +90,19 @@ class Recorder:
         modules: bool = False,
     ) -> None:
         also = also or {}
-        _require(model, every, on_alarm, timeout_s, also, modules)
+        _require(model, every, on_alarm, timeout_s, also)
         self._inner = hooks.innermost(model)
         self._rank = rank_and_size()[0]
         self._folder = folder_of_attempt(Path(folder), self._rank)
         self._every = every
         self._raises, self._timeout_s = on_alarm == "raise", timeout_s
         self._called = hooks.called_modules(self._inner)
-        self._wrappers = hooks.Wrappers(self._called)
+        self._wrappers = hooks.Wrappers()
         self._passes = Passes(self._inner, self._wrappers, modules)
         self._rows = StepRows(self._inner, also, self._passes)
-        given = unwrapped(optimizer)
-        self._optimizers = Optimizers(given, self._step_begins, self._step_ended)
+        self._optimizers = Optimizers(
+            unwrapped(optimizer), self._inner, self._step_begins, self._step_ended
+        )
         self._before: list[RemovableHandle] = []
         # an error that the caller already handles does not end the run
         self._error_at_start: BaseException | None = None
@@ -124,19 +124,17 @@ class Recorder:
             )
         self._rank = rank_and_size()[0]
         refuse_second(self._folder, self._rank)
-        self._state, self._error_at_start = "recording", sys.exception()
+        self._error_at_start = sys.exception()
         self._clock = RecordingClock(self._folder, self._rank)
         begins, ended = hooks.Tap(self._pass_begins), hooks.Tap(self._pass_ended)
-        try:
-            for one in self._called:
-                before = {"prepend": True, "with_kwargs": True}
-                self._before.append(one.register_forward_pre_hook(begins, **before))
-                self._before.append(one.register_forward_hook(ended))
-            self._optimizers.start(self._inner.parameters())
-        except BaseException:
-            # a scripted model takes no such hooks
-            self._listen_no_more()
-            raise
+        for one in self._called:
+            self._before += [
+                one.register_forward_pre_hook(begins, prepend=True, with_kwargs=True),
+                one.register_forward_hook(ended),
+            ]
+        self._optimizers.start()
+        # hooks do nothing before: a scripted model, for example, takes only some
+        self._state = "recording"
 
     def stop(self) -> None:
         """Write the last row, and wait up to ``timeout_s`` for the other ranks' rows.
@@ -175,8 +173,6 @@ class Recorder:
         exchange.look(self._timeout_s)
         if self._rank == 0 and self._optimizers.steps:
             which = f"the first three and each {self._every}-th"
-            last = spacing(max(steps.values()) - 1, self._every)
-            which += f" (each {last}-th at the end)" if last > self._every else ""
             which = "all of them" if self._every == 1 else which
             print_note(
                 f"minitrain: recorded {self._optimizers.steps} steps, {which} in full: "
@@ -185,15 +181,9 @@ class Recorder:
 
     def loss(self, loss: Tensor | float) -> None:
         """Record the loss of a step; of several calls, one per micro-batch, the mean.
-        Call it before ``optimizer.step()``: a later loss only yields a note.
+        Call it before ``optimizer.step()``: a later loss is not recorded.
         """
-        if self._state != "recording":
-            return
-        if self._optimizers.have_stepped(self._passes.forwards, self._passes.evals):
-            what, cause = "is not recorded", "recorder.loss() after optimizer.step()"
-            step = self._optimizers.steps - 1
-            self.begin().tell([Alarm("loss", step, what, cause, severe=False)])
-        elif self._due:
+        if self._state == "recording" and self._due:
             self._passes.loss(loss)
 
     def summary(self) -> dict[str, Any]:
@@ -216,15 +206,13 @@ class Recorder:
             return
         if not hooks.is_training_pass(module):
             if not hooks.is_recomputation():
-                passes.evals += torch.is_grad_enabled() and not module.training
                 self._clock.evaluates()
             return
         if passes.forwards == 0 and (one := next(self._inner.parameters())).is_cuda:
             self._clock.use_events(one.device)
         self._clock.pass_begins(args, options)
-        self._optimizers.forward_begins()
         passes.forwards += 1
-        if not self._due or hooks.is_pass_with_others(self._inner):
+        if not self._due:
             return
         wrapper = self._wrappers.around(module)
         exchange = self.begin()
@@ -239,10 +227,9 @@ class Recorder:
 
     def _pass_ended(self, module: nn.Module, args: Any, outputs: Any) -> None:
         if self._is_ours(module) and hooks.is_training_pass(module):
-            is_read = self._due and not hooks.is_pass_with_others(self._inner)
-            if is_read:
+            if self._due:
                 self._passes.ended()
-            then = self._passes.look_for_draws if is_read else None
+            then = self._passes.look_for_draws if self._due else None
             self._clock.pass_ended(outputs, then)
 
     def _is_ours(self, module: nn.Module) -> bool:
@@ -250,9 +237,7 @@ class Recorder:
         # shares them is another model
         is_one = any(module is one for one in self._called)
         is_heard = is_one and self._state == "recording"
-        # a lazy model gets its parameters in a dry run
-        is_made = self._exchange is not None or not hooks.is_lazy(self._inner)
-        return is_heard and is_made and not hooks.is_within_itself(module)
+        return is_heard and not hooks.is_within_itself(module)
 
     def _step_begins(self, stepped: Stepped) -> None:
         self._clock.step_begins(stepped.by_closure)
@@ -309,11 +294,9 @@ class Recorder:
         self._clock.path = path_of_times(self._folder, self._rank)
         try:
             hooks.require_whole(self._inner)
-            parameters = hooks.parameters_of(self._inner).values()
             # not at the end of a run without a step, which is too late
             if is_twin() and self._state == "recording":
-                perturb(parameters)
-            self._optimizers.know(parameters)
+                perturb(self._inner.parameters())
             self._exchange = exchange = RankExchange(
                 self._timeout_s, self._raises, attempt_of(self._folder)
             )
@@ -367,29 +350,29 @@ def _require(
     on_alarm: Any,
     timeout_s: Any,
     also: Mapping[str, Any],
-    modules: Any,
 ) -> None:
-    if not hasattr(also, "items"):
-        kind = type(also).__name__
-        raise UserError(f"record: also is a {kind}: must be a dict of modules by name")
     for name, module in {"model": model, **also}.items():
         if not isinstance(module, nn.Module):
             kind = type(module).__name__
             raise UserError(f"record: {name} is a {kind}: must be a torch.nn.Module")
         if module is not model and any(map(hooks.is_in_parts, module.parameters())):
             raise UserError(f"record: {name} is sharded: each rank must hold all of it")
-    kind, allowed = type(model).__name__, ", ".join(ON_ALARM)
+    kind, allowed = type(model).__name__, " or ".join(ON_ALARM)
+    parameters = [*model.parameters()]
+    is_lazy = any(map(nn.parameter.is_lazy, [*parameters, *model.buffers()]))
     is_count = isinstance(every, int) and not isinstance(every, bool) and every > 0
     is_time = isinstance(timeout_s, int | float) and timeout_s > 0
-    has_some = next(model.parameters(), None) is not None
-    for is_right, what in (
-        (has_some, f"model {kind} has no parameters: nothing to record"),
-        (is_count, f"every = {every!r}: must be an integer, at least 1"),
-        (on_alarm in ON_ALARM, f"on_alarm = {on_alarm!r}: must be one of {allowed}"),
-        (is_time, f"timeout_s = {timeout_s!r}: must be above 0"),
-        (isinstance(modules, bool), f"modules = {modules!r}: must be True or False"),
+    for is_wrong, what in (
+        (not parameters, f"model {kind} has no parameters: nothing to record"),
+        (is_lazy, f"model {kind} is lazy: call it once before"),
+        (not is_count, f"every = {every!r}: must be an integer, at least 1"),
+        (
+            on_alarm not in ON_ALARM,
+            f"on_alarm = {on_alarm!r}: must be {allowed}",
+        ),
+        (not is_time, f"timeout_s = {timeout_s!r}: must be above 0"),
     ):
-        if not is_right:
+        if is_wrong:
             raise UserError(f"record: {what}")
 
 

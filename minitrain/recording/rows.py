@@ -107,14 +107,13 @@ class StepRows:
                 self._add_causes(row, stepped, named)
             self._add_effects(row, stepped, named)
         self._passes.step_ended(stepped)
-        return None if row is None else row | self._passes.take_in_eval()
+        return row
 
     def end(self, steps: Mapping[str, int], together: bool) -> Row:
         """Return the last row. ``steps``: of each optimizer, by its number. With
         ``together`` it has parameters and buffers: collective if they are sharded.
         """
         row = {"kind": "end", "steps": steps, "forwards": self._passes.forwards}
-        row |= self._passes.take_in_eval()
         if together:
             named = hooks.parameters_of(self._inner)
             row["parameters"] = {name: fingerprint(p) for name, p in named.items()}
@@ -165,8 +164,6 @@ class StepRows:
         found = {
             "reductions": 0 if sharded else reductions,
             "carried": [n for n in trained if seen and n in known and known[n].carried],
-            "touched": [n for n in trained if n in known and known[n].touched],
-            "replaced": last.get("replaced"),
             "unlabelled": samples if all(samples) else [],
             "sharded": sharded,
             "not_finite": any(t["not_finite"] for t in facts),

@@ -3,14 +3,9 @@
 A rule gets ``rows``, the row of each rank for one step, in rank order, and ``before``,
 those of the recorded step before of the same optimizer (None at the first). It is a
 pure function that yields alarms, and notes on what may be intended. A fault is reported
-once, at its root: not parameters that differ because gradients do.
-
-To add a rule, write it in rules_of_steps.py, rules_of_gradients.py or rules_of_state.py
-and list it in :data:`RULES`. Name its findings by a text of their own: of one text, the
-first alarm and the first note are reported (judge.py). A page on an alarm goes into
-``alarm.PAGES``. Keys that it needs in rows go into rows.py and fields.py (``FIELDS``,
-or ``MAY_HAVE`` if optional); passes.py, backwards.py and optimizers.py collect facts. A
-rule that needs more than two steps goes into judge.py.
+once, at its root: not parameters that differ because gradients do. Of the findings of
+one name, the first alarm and the first note are reported (judge.py). CONTRIBUTING.md
+lists what to edit for a new rule.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -22,9 +17,8 @@ from minitrain.recording.alarm import Alarm, Rows, against, alarm, position_of, 
 
 # Rules of each step, with the names of their findings. Others are "model" at the start,
 # "parameters" (below), "padding" and "same batch" (judge.py), and what no row shows:
-# "loss", "modules", "ranks", "stall" and "static graph", from the other files.
+# "modules", "ranks", "stall" and "static graph", from the other files.
 RULES: tuple[Callable[[Rows, Rows | None], Iterable[Alarm]], ...] = (
-    of_steps.evaluation_mode,  # "evaluation mode"
     of_steps.unread,  # "inputs"
     of_steps.same_samples,  # "inputs", "number of samples"
     of_steps.forward_passes,  # "steps"
@@ -32,10 +26,9 @@ RULES: tuple[Callable[[Rows, Rows | None], Iterable[Alarm]], ...] = (
     of_steps.settings,  # "optimizer settings"
     of_state.buffers,  # "buffers"
     of_steps.wrappers,  # "wrapper"
-    # "gradients", "averaged in step", "mean", "not the mean", "clipping"
+    # "gradients", "averaged in step", "mean", "not the mean"
     of_gradients.gradients,
     of_gradients.carried,  # "zero_grad"
-    of_gradients.touched,  # "clipping"
     of_gradients.no_gradient,  # "no gradient"
     of_steps.not_finite,  # "not finite"
     of_state.unmoved,  # "unmoved"
@@ -73,7 +66,6 @@ def alarms_at_end(ends: Rows, before: Sequence[Rows], start: Rows) -> Iterable[A
         cause = "different numbers of batches on ranks"
         yield alarm(ends, "steps", what, cause, ranks=ranks)
         return
-    for rule in (of_steps.evaluation_mode, of_state.also):
-        yield from rule(ends, None)
+    yield from of_state.also(ends, None)
     yield from of_steps.unseen(ends, start)
     yield from of_state.parted_at_the_end(ends, before)

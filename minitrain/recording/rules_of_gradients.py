@@ -76,14 +76,12 @@ def _mean(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
     if len(rows) < 2 or together is None:
         return
     factor, rest = together.in_mean()
-    if rest > CLOSE:
-        found = _incomplete(rows, names) or _clipped(rows, together)
-    else:
-        found = _by_number_of_ranks(rows, before, factor)
-    if found:
-        yield found
-    if rest <= CLOSE or not found:
-        yield from _otherwise(rows, names, together, factor)
+    if rest > CLOSE and (lost := _incomplete(rows, names)):
+        yield lost
+        return
+    if rest <= CLOSE:
+        yield from _by_number_of_ranks(rows, before, factor)
+    yield from _otherwise(rows, names, together, factor)
 
 
 def _equal_after(rows: Rows, names: Sequence[str]) -> list[str]:
@@ -128,22 +126,6 @@ def _factor_of_step(rows: Rows, before: Rows | None, names: Sequence[str]) -> fl
     return -factor / rates[0] if rest < CLOSE else 0.0
 
 
-def _clipped(rows: Rows, together: Sketches) -> Alarm | None:
-    # each rank's gradient is in the sum with another factor, smaller than in a mean;
-    # factors that are proportional to the number of samples are a mean of samples
-    parts = _factors(together.gradients[0], together.own)
-    counts = [sum(map(len, row["inputs"])) for row in rows]
-    if not parts or min(parts) <= 0 or max(parts) * len(rows) > 1 + CLOSE:
-        return None
-    by_count = [part / max(1, count) for part, count in zip(parts, counts, strict=True)]
-    if max(by_count) - min(by_count) <= 5 * CLOSE * max(by_count):
-        return None
-    shown = ", ".join(f"{part * len(rows):.2g}" for part in parts)
-    what = f"ranks in order are in the mean with {shown} of their gradient"
-    cause = "clipped by each rank before the reduction: the norm of the mean is needed"
-    return note(rows, "clipping", what, cause)
-
-
 def _otherwise(
     rows: Rows, names: list[str], together: Sketches, factor: float
 ) -> Iterable[Alarm]:
@@ -162,21 +144,22 @@ def _otherwise(
             f"{factor:.3g} times the mean of the ranks' own, which all are together "
             f"({len(off)} of {len(names)} tensors)"
         )
-        cause = "clipped by value or by tensor, or changed, mixed up or compressed"
+        cause = "clipped by value, tensor or rank, or changed, mixed up or compressed"
         yield note(rows, "not the mean", what, cause, tensor=names[off[0]])
 
 
-def _by_number_of_ranks(rows: Rows, before: Rows | None, factor: float) -> Alarm | None:
+def _by_number_of_ranks(
+    rows: Rows, before: Rows | None, factor: float
+) -> Iterable[Alarm]:
     # a note, as a factor of the number of ranks, or one by it, may be intended
     world_size = len(rows)
     if _near(factor, world_size):
         what = f"{world_size} times the mean of the ranks' own: their sum"
-        return note(rows, "mean", what, SUMMED)
+        yield note(rows, "mean", what, SUMMED)
     # at two steps in a row: clipping may hit this factor once
     if _near(factor, 1 / world_size) and _near(_factor(before), 1 / world_size):
         what = f"1/{world_size} of the mean of the ranks' own"
-        return note(rows, "mean", what, "divided by the number of ranks twice")
-    return None
+        yield note(rows, "mean", what, "divided by the number of ranks twice")
 
 
 def _factor(rows: Rows | None) -> float:
@@ -227,7 +210,7 @@ def no_gradient(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
         if never:
             cause = "never reduced: set_requires_gradient_sync(False) in every pass"
         whom = [rank for rank, names in enumerate(tables) if still[0] in names]
-        where = {"tensor": still[0], "tensors": still, "severe": never}
+        where = {"tensor": still[0], "severe": never}
         ranks = whom if len(rows) > 1 else []
         yield alarm(rows, "no gradient", what, cause, ranks=ranks, **where)
 
@@ -296,7 +279,7 @@ def _not_synchronized(
     rows: Rows, before: Rows | None, differ: Sequence[str], alone: Sequence[int]
 ) -> str:
     row = rows[alone[0]]
-    wrapper, replaced = row["wrapper"], row.get("replaced", {})
+    wrapper = row["wrapper"]
     if not wrapper:
         had = any(one["wrapper"] for one in before or ())
         return f"the model is called without a wrapper{', unlike before' * had}"
@@ -304,9 +287,6 @@ def _not_synchronized(
         return f"{wrapper} did not synchronize in the last pass: no_sync was on"
     if row["group"] == 1:
         return f"{wrapper} averages in a group of one rank"
-    if name := next((name for name in differ if name in replaced), ""):
-        tied = f"tied to {replaced[name]}, and was " if replaced[name] else ""
-        return f"{name} was {tied}replaced after {wrapper} took the model"
     if spare := row["without_gradient"]:
         return f"{wrapper} waits for {spare[0]}, which has no gradient (not used?)"
     if len(alone) < len(rows):
@@ -314,10 +294,9 @@ def _not_synchronized(
     was = before[0] if before else row
     trained = {*was["gradients"], *was["without_gradient"]}
     if len(differ) < len(row["gradients"]) or not trained & {*differ}:
-        return f"trainable only after {wrapper} was built, or ignored by it"
-    if row["group"] is None:
-        return f"{wrapper} averages in a group of one rank"
-    return f"a communication hook of {wrapper} that reduces nothing"
+        return f"replaced or trainable only after {wrapper} was built, or ignored by it"
+    all_replaced = f"all parameters were replaced after {wrapper} was built"
+    return f"{all_replaced}, or its communication hook reduces nothing"
 
 
 def synchronized_often(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
@@ -336,12 +315,3 @@ def carried(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
         what = f"holds the gradient of the step before, too ({len(names)} such tensors)"
         where = {"ranks": unless_all(ranks, rows), "tensor": names[0]}
         yield alarm(rows, "zero_grad", what, "no zero_grad() after the step", **where)
-
-
-def touched(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
-    """Yield a note if gradients are changed (clipped) between the passes of a step."""
-    names: list[str] = next(filter(None, (row.get("touched") for row in rows)), [])
-    if names and len(rows) > 1:
-        what = f"changed between the passes of a step ({len(names)} such tensors)"
-        cause = "clipped before the reduction: clip once, after the last pass"
-        yield note(rows, "clipping", what, cause, tensor=names[0])

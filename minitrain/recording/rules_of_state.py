@@ -9,10 +9,8 @@ from minitrain.recording.alarm import (
     Rows,
     against,
     alarm,
-    all_names,
     first_unlike,
     hashes,
-    in_ranks,
     note,
     unlike,
 )
@@ -91,13 +89,8 @@ def _since(rows: Rows, before: Rows | None, name: str) -> tuple[str, str]:
     if unlike([hashes(row, "gradients").get(name) for row in rows]):
         cause = "the optimizer averages, or shares, other tensors and not this one"
         return f"{since} this step", cause
-    # ranks may divide the state
-    tables = [row["moments"] for row in before or ()]
-    of_all = [n for n in all_names(tables) if all(n in table for table in tables)]
-    _, ranks = first_unlike([{n: table[n] for n in of_all} for table in tables])
-    who = f" of {in_ranks(ranks)}" if ranks else ""
-    cause = f"the optimizer, or its state{who}, is another one: restored on some ranks "
-    return f"{since} this step, whose gradients are the same", f"{cause}only?"
+    cause = "the optimizer, or its state, is another one: restored on some ranks only?"
+    return f"{since} this step, whose gradients are the same", cause
 
 
 def parted_at_the_end(ends: Rows, before: Sequence[Rows]) -> Iterable[Alarm]:
@@ -149,8 +142,7 @@ def unmoved(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
     if names := [name for name in _stay(rows[0]) if name in stayed]:
         what = f"has a gradient and does not change, again ({len(names)} such tensors)"
         cause = "the optimizer holds another tensor, or its step is undone or too small"
-        where = {"tensor": names[0], "tensors": names}
-        yield note(rows, "unmoved", what, cause, **where)
+        yield note(rows, "unmoved", what, cause, tensor=names[0])
 
 
 def _stay(row: Row) -> list[str]:
@@ -187,5 +179,5 @@ def not_held(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
             cause = "copies of them are trained, as master weights are"
         if severe:
             cause = "made before the model was copied or moved, or for another model"
-        where = {"tensor": names[0], "tensors": names, "severe": severe}
+        where = {"tensor": names[0], "severe": severe}
         yield alarm(rows, "not held", what, cause, **where)

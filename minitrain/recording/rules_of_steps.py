@@ -3,10 +3,8 @@ that its numbers are finite.
 """
 
 import math
-import operator
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
-from functools import reduce
 
 from minitrain.recording.alarm import (
     Alarm,
@@ -37,21 +35,14 @@ def beside(row: Row) -> list[str]:
 
 
 def same_samples(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
-    """Check that the ranks read disjoint samples, each once, and equally many.
-
-    Yields an alarm if ranks read identical sets of samples. Yields a note if the counts
-    differ, or if samples are read twice at this step, and others twice at the recorded
-    step before (not at one alone, since a data set may contain duplicates).
+    """Check that ranks read different samples, and equally many. Yields an alarm if
+    some read identical sets, and a note if the counts differ.
     """
     if found := _same_samples_on(rows, before):
         first, ranks = found
         what = f"exactly the samples of rank {first}"
         cause = "data that is not divided among the ranks (no DistributedSampler?)"
         yield alarm(rows, "inputs", what, cause, ranks=ranks)
-        return
-    if before and _repeats(rows, before) and _repeats(before, rows):
-        what = "a sample is read several times at one step, as at the step before"
-        yield note(rows, "inputs", what, "")
     counts = [len(samples(row)) for row in rows]
     if len({*counts}) > 1:
         what = f"{', '.join(map(str, counts))} samples on ranks in order"
@@ -71,18 +62,6 @@ def _same_samples_on(rows: Rows, before: Rows | None) -> tuple[int, list[int]] |
         if ranks and (again or len({*one[0]}) > 1):
             return first, ranks
     return None
-
-
-def _repeats(rows: Rows, others: Rows) -> bool:
-    # skip rows that are read at both steps: a table, or a repeated batch. Passes with
-    # one backward pass may read the same, as two views of a batch do
-    known = {digest for row in others for digest in samples(row)}
-    read: Counter[str] = Counter()
-    for row in rows:
-        views = sum(map(bool, row["syncs"])) > row.get("reductions", 1)
-        together = operator.or_ if views else operator.add
-        read += reduce(together, map(Counter, row["inputs"]), Counter())
-    return any(count > 1 for digest, count in read.items() if digest not in known)
 
 
 def unread(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
@@ -167,13 +146,13 @@ def wrappers(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
 
 def not_finite(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
     """Yield a note on NaN or infinity on all ranks; on some, other rules find it."""
-    for kind in ("gradients", "parameters", "buffers"):
-        names = _none_finite(rows, kind)
-        if kind == "buffers":
-            # a mask may be made of infinity
-            was = _none_finite(before or (), kind)
-            names = [n for n in names if before and n in before[0][kind]]
-            names = [n for n in names if n not in was]
+    for kind in ("gradients", "parameters"):
+        tables = [row[kind] for row in rows]
+        names = [
+            name
+            for name in all_names(tables)
+            if not any(math.isfinite(t[name]["norm"]) for t in tables if name in t)
+        ]
         if names:
             what = f"NaN or infinity in {kind} ({len(names)} such tensors)"
             ranks = _not_finite_alone(rows) if kind == "gradients" else []
@@ -191,27 +170,6 @@ def _not_finite_alone(rows: Rows) -> list[int]:
     own = [[x for sketch in row["own"].values() for x in sketch] for row in rows]
     ranks = [n for n, one in enumerate(own) if not all(map(math.isfinite, one))]
     return ranks if len(ranks) < len(rows) else []
-
-
-def _none_finite(rows: Rows, kind: str) -> list[str]:
-    tables = [row[kind] for row in rows]
-    # integers have no norm
-    return [
-        name
-        for name in all_names(tables)
-        if not any(math.isfinite(t[name].get("norm", 0)) for t in tables if name in t)
-    ]
-
-
-def evaluation_mode(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
-    """Yield an alarm if training goes on in evaluation mode, after training mode."""
-    if ranks := [rank for rank, row in enumerate(rows) if "in_eval" in row]:
-        what = "trained in eval() from this step on: without dropout, or with the "
-        what += "statistics of batch norm as they are"
-        cause = "no model.train() after a validation"
-        first = [{"step": min(rows[rank]["in_eval"] for rank in ranks)}]
-        where = {"ranks": unless_all(ranks, rows)}
-        yield alarm(first, "evaluation mode", what, cause, **where)
 
 
 # judge.py and alarms_at_end call these, which look at more than two steps
@@ -243,9 +201,11 @@ def padding(rows: Rows, first: Rows) -> Iterable[Alarm]:
 
 def unseen(ends: Rows, start: Rows) -> Iterable[Alarm]:
     """Yield a finding if a run has only steps, or only passes: others were missed."""
-    steps, passes = ends[0]["step"], max(end["forwards"] for end in ends)
-    if steps and not passes:
-        what = f"{steps} steps and no forward pass of the training"
+    # of several optimizers that step after one pass, each counts for itself
+    steps = max(ends[0]["steps"].values(), default=0)
+    passes = max(end["forwards"] for end in ends)
+    if steps > passes:
+        what = f"{steps} steps and {passes} forward passes of the training"
         cause = "the model is in eval(), or not called itself: data is not recorded"
         yield note(ends, "steps", what, cause)
     if passes and not steps:

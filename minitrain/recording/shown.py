@@ -89,14 +89,9 @@ class Shown:
 
 
 def show(folder: str | Path) -> dict[str, Any]:
-    """Return an overview of a recording: what ``minitrain show --json`` prints.
-
-    Args:
-        folder: Folder that ``record`` wrote.
-
-    Returns:
-        Plain values by name: ranks, steps, losses, alarms, and ``parts``, by rank the
-        mean milliseconds of each phase of a step (None if no times were recorded).
+    """Return an overview of the recording in ``folder``: what ``minitrain show --json``
+    prints. Plain values by name: ranks, steps, losses, alarms, and ``parts``, by rank
+    the mean milliseconds of each phase of a step (None if no times were recorded).
 
     Raises:
         UserError: The folder has no recording, or a damaged one.

@@ -51,10 +51,9 @@ def vector(row: Row, kind: str, names: Iterable[str]) -> Tensor:
 
 
 def combination(target: Tensor, parts: Sequence[Tensor]) -> Fit:
-    """Fit ``target`` by a sum of ``parts``: return their factors and the residual.
-
-    Least squares in float64 (``torch.linalg.lstsq``) over flat tensors of one length;
-    the residual is relative to the norm of ``target``, infinity if one is not finite.
+    """Fit ``target`` by a sum of ``parts``, flat tensors of one length, in float64:
+    return their factors and the residual, relative to the norm of ``target`` (infinity
+    if one is not finite).
     """
     matrix = torch.stack([part.double() for part in parts], dim=1)
     wanted = target.double()
@@ -69,11 +68,9 @@ def combination(target: Tensor, parts: Sequence[Tensor]) -> Fit:
 def fit(
     target: Tensor, parts: Sequence[Tensor], most_alike: float = 1e4, least: int = 2
 ) -> Fit | None:
-    """Return the :func:`combination` of ``parts``; None if it is not determined.
-
-    Args:
-        most_alike: the largest condition number of ``parts`` scaled to equal length.
-        least: elements needed per factor, not counting those that are zero everywhere.
+    """Return the :func:`combination` of ``parts``; None if it is not determined:
+    ``parts`` scaled to equal length have a condition number above ``most_alike``, or
+    fewer than ``least`` elements per factor are not zero everywhere.
     """
     matrix = torch.stack([target, *parts], dim=1)
     if not parts or int(matrix.any(dim=1).sum()) < least * len(parts):

@@ -6,13 +6,12 @@ line for each. No port is opened, and the run goes on.
 """
 
 import json
-import os
 import site
 import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,14 +19,14 @@ from typing import get_args
 
 from minitrain.core.printable import note as print_note
 from minitrain.recording.alarm import Alarm, in_ranks, page_on
-from minitrain.recording.clock import END, Phase, RecordingClock, path_of_times
+from minitrain.recording.clock import Phase, RecordingClock
 from minitrain.recording.format import line_of, ranks_in
 
 LOOK_EVERY_S = 0.25
 # how long the others have to answer
 ANSWER_S = 1.0
 QUESTION = "stall.json"
-NO_ANSWER = "no answer: it was stopped or killed, or holds Python's lock"
+NO_ANSWER = "no answer: it has ended, was stopped or killed, or holds Python's lock"
 # in the order of a step
 PHASES: tuple[Phase, ...] = get_args(Phase)
 # files that are not the user's own
@@ -52,6 +51,8 @@ class Place:
         return self.steps, PHASES.index(self.phase)
 
     def __str__(self) -> str:
+        if self.phase == "end":
+            return "its recording has ended"
         phase = f"in {self.phase} of step {self.steps}"
         return f"{phase} for {self.seconds:.0f} s{self.line}"
 
@@ -130,20 +131,11 @@ class StallWatch:
         places[self._rank] = self._place()
         if not self._is_training():
             return asked
-        silent = [rank for rank, place in places.items() if place is None]
-        ended = [rank for rank in silent if self._has_ended(rank)]
-        found, lines = finding_of(places, ended, self._timeout_s)
+        found, lines = finding_of(places, self._timeout_s)
         self._write(line_of(found.row()))
         for line in (found.line, *lines, f"minitrain: see {page_on(found.row())}"):
             print_note(line)
         return asked
-
-    def _has_ended(self, rank: int) -> bool:
-        # it answers no more, as the last line of its times shows
-        with suppress(OSError), open(path_of_times(self._folder, rank), "rb") as file:
-            file.seek(-min(100, file.seek(0, os.SEEK_END)), os.SEEK_END)
-            return file.read().rstrip().endswith(END.encode())
-        return False
 
     def _place(self) -> Place:
         clock = self._clock
@@ -152,31 +144,20 @@ class StallWatch:
 
 
 def finding_of(
-    places: Mapping[int, Place | None], ended: Sequence[int], timeout_s: float
+    places: Mapping[int, Place | None], timeout_s: float
 ) -> tuple[Alarm, list[str]]:
     """Return a note on a stall, which names the ranks that the others wait for, and a
-    line of text for each rank.
-
-    Args:
-        places: by rank; None for a rank that gave no answer.
-        ended: ranks without an answer whose recording has ended.
+    line of text for each rank. ``places``: by rank; None for one that did not answer.
     """
-    known = {rank: place for rank, place in places.items() if place}
-    ended = [*ended, *(rank for rank, place in known.items() if place.phase == "end")]
-    silent = [rank for rank in places if rank not in known and rank not in ended]
-    inside = {rank: place for rank, place in known.items() if rank not in ended}
-    farthest = max((place.progress for place in inside.values()), default=(0, 0))
-    behind = [rank for rank, place in inside.items() if place.progress < farthest]
-    missing = sorted({*ended, *silent} or behind)
+    inside = {rank: p for rank, p in places.items() if p and p.phase != "end"}
+    farthest = max(place.progress for place in inside.values())
+    missing = [rank for rank in places if rank not in inside]
+    missing = missing or [rank for rank, p in inside.items() if p.progress < farthest]
     what = f"no part of a step ended for {timeout_s:g} s"
-    if missing and inside:
+    if missing:
         what += f"; the others wait for {in_ranks(missing)}"
-    steps = max((place.steps for place in known.values()), default=0)
-    said = {rank: str(place) for rank, place in known.items()}
-    said |= dict.fromkeys(ended, "its recording has ended")
-    said |= dict.fromkeys(silent, NO_ANSWER)
-    lines = [f"  rank {rank}: {said[rank]}" for rank in sorted(said)]
-    return Alarm("stall", steps, what, ranks=missing, severe=False), lines
+    lines = [f"  rank {rank}: {places[rank] or NO_ANSWER}" for rank in sorted(places)]
+    return Alarm("stall", farthest[0], what, ranks=missing, severe=False), lines
 
 
 def _path_of_answer(folder: Path, rank: int) -> Path:

@@ -46,10 +46,7 @@ def prepare() -> None:
         is_on = not torch.compiler.is_compiling() and watches
         may_train = is_on and module.training and torch.is_grad_enabled()
         # modules of data loaders, which have no parameters, are called often
-        trains = may_train and any(p.requires_grad for p in module.parameters())
-        # a lazy model gets its parameters in a dry run
-        made = [*module.parameters(), *module.buffers()] if trains else []
-        if not trains or any(map(nn.parameter.is_lazy, made)):
+        if not may_train or not any(p.requires_grad for p in module.parameters()):
             return call(module, *args, **options)
         # not within this pass, too: the search takes long
         watches = False

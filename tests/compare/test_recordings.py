@@ -358,19 +358,6 @@ def test_steps_of_a_second_optimizer_have_its_number(
     ]
 
 
-def test_lost_row_of_a_run_that_is_thinned_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("minitrain.recording.optimizers.DENSE", 2)
-    a, b = (record(tmp_path / name, every=2) for name in "ab")
-    # from step 4 on, each 20th is due; A is not thinned out
-    for due, only in (({0, 1, 2, 20}, []), ({0, 1, 2}, ["step 20"])):
-        write(b, [row for row in rows_of(b) if row.get("step", 0) in due])
-        found = compare_recordings(a, b)
-        assert found.verdict == ("different" if only else "equal bits")
-        assert found.only_in_a == only
-
-
 def test_missing_rank(sound: Any, tmp_path: Path) -> None:
     b = record(tmp_path / "b", world_size=2)
     a, other = sound(world_size=2), tmp_path / "other host"

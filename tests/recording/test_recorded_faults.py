@@ -1,7 +1,6 @@
 """Each fault in a loop of two ranks is reported, and the right loop has no word."""
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from recorded_loops import Net, batch, loop, loss_of, steps
+from recorded_loops import batch, loop, loss_of, steps
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Optimizer
@@ -31,19 +30,6 @@ def plain(seed: int = 0) -> nn.Module:
     return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1), nn.Flatten(0))
 
 
-def evaluation(folder: Path, fault: bool, rank: int) -> None:
-    torch.manual_seed(rank)
-    model = DistributedDataParallel(Net())
-    # it is said though the step is not recorded
-    for step in steps(folder, model, num_steps=STEPS, every=10):
-        if step == 4:
-            model.eval()
-            with torch.no_grad():
-                model(batch(99))
-            model.train(not fault)
-        loss_of(model, batch(step, rank)).backward()
-
-
 def not_cleared(folder: Path, fault: bool, rank: int) -> None:
     model = DistributedDataParallel(plain())
     optimizer = SGD(model.parameters(), lr=0.01)
@@ -55,28 +41,6 @@ def not_cleared(folder: Path, fault: bool, rank: int) -> None:
                 optimizer.zero_grad(set_to_none=step < 2)
             loss.backward()
             optimizer.step()
-
-
-def clipped_alone(folder: Path, fault: bool, rank: int) -> None:
-    model = plain()
-    for step in steps(folder, model, num_steps=STEPS):
-        loss_of(model, batch(step, rank)).backward()
-        if fault:
-            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-        for parameter in model.parameters():
-            dist.all_reduce(parameter.grad)
-            parameter.grad /= dist.get_world_size()
-        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-
-
-def clipped_between(folder: Path, fault: bool, rank: int) -> None:
-    model = DistributedDataParallel(plain())
-    for step in steps(folder, model, num_steps=STEPS):
-        for micro in range(3):
-            with nullcontext() if micro == 2 else model.no_sync():
-                (loss_of(model, batch(step, rank, micro)) / 3).backward()
-            if fault or micro == 2:
-                nn.utils.clip_grad_norm_(model.parameters(), 0.1)
 
 
 def another_model(folder: Path, fault: bool, rank: int, given: bool = True) -> None:
@@ -146,21 +110,6 @@ def padded(folder: Path, fault: bool, rank: int) -> None:
             optimizer.zero_grad()
 
 
-def told_late(folder: Path, fault: bool, rank: int) -> None:
-    model = DistributedDataParallel(plain())
-    optimizer = SGD(model.parameters(), lr=0.01)
-    with record(model, optimizer, folder) as recorder:
-        for step in range(STEPS):
-            loss = loss_of(model, batch(step, rank))
-            loss.backward()
-            if not fault:
-                recorder.loss(loss)
-            optimizer.step()
-            if fault:
-                recorder.loss(loss)
-            optimizer.zero_grad()
-
-
 def beside(folder: Path, fault: bool, rank: int) -> None:
     model, average = DistributedDataParallel(plain()), plain()
     if fault and rank:
@@ -220,10 +169,7 @@ def never_reduced(folder: Path, fault: bool, rank: int) -> None:
 
 # what is found first of the fault: kind, rule, step, ranks and part of the line
 FAULTS: dict[str, tuple[Loop, tuple[str, str, int, list[int], str]]] = {
-    "eval": (evaluation, ("alarm", "evaluation mode", 4, [], "no model.train()")),
     "not cleared": (not_cleared, ("alarm", "zero_grad", 1, [], "no zero_grad()")),
-    "clipped alone": (clipped_alone, ("note", "clipping", 0, [], "by each rank")),
-    "clipped": (clipped_between, ("note", "clipping", 0, [], "clip once")),
     "held": (another_model, ("alarm", "not held", 1, [], "no parameter of the model")),
     "unseen": (
         partial(another_model, given=False),
@@ -240,7 +186,6 @@ FAULTS: dict[str, tuple[Loop, tuple[str, str, int, list[int], str]]] = {
     "NaN": (not_finite, ("note", "not finite", 3, [1], "inputs that are not finite")),
     "skipped": (skipped, ("note", "steps", 3, [1], "backward pass was skipped")),
     "padded": (padded, ("note", "padding", 2, [1], "DistributedSampler pads")),
-    "late loss": (told_late, ("note", "loss", 0, [], "after optimizer.step()")),
     "beside": (beside, ("alarm", "also", 0, [1], "ema.0.bias")),
     "static": (static_graph, ("alarm", "static graph", 0, [], "first pass that")),
     "sharded": (never_reduced, ("alarm", "no gradient", 1, [0, 1], "never reduced")),
@@ -303,9 +248,3 @@ def test_names_are_those_without_the_wrappers(folder: Path) -> None:
         assert row["inputs"]
         assert row["wrapper"]
         assert row["own"]
-
-
-def test_a_loss_after_the_step_is_in_no_step(folder: Path) -> None:
-    for fault in (True, False):
-        rows = read_recording(folder / "late loss" / str(fault)).ranks[0].steps
-        assert [row["loss"] is None for row in rows.values()] == [fault] * STEPS

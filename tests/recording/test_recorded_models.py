@@ -18,7 +18,6 @@ from minitrain.core.errors import UserError
 from minitrain.recording.clock import path_of_times
 from minitrain.recording.fingerprint import sketch
 from minitrain.recording.format import read_recording
-from minitrain.recording.hooks import acts_in_training
 
 
 class Simple(nn.Module):
@@ -39,25 +38,6 @@ class Wrapped(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         return self.module(x)
-
-
-@pytest.mark.parametrize(
-    ("module", "acts"),
-    [
-        (nn.Dropout(0.1), True),
-        (nn.Dropout(1), True),
-        (nn.Dropout(0), False),
-        (nn.MultiheadAttention(2, 1, dropout=0.1), True),
-        (nn.MultiheadAttention(2, 1), False),
-        (nn.BatchNorm1d(2), True),
-        (nn.BatchNorm1d(2, track_running_stats=False), False),
-    ],
-)
-def test_modules_that_compute_something_else_in_training(
-    module: nn.Module, acts: bool
-) -> None:
-    assert acts_in_training(nn.Sequential(module)) is acts
-    assert not acts_in_training(nn.Sequential(module).eval())
 
 
 NAMES = [name for name, _ in Net().named_parameters()]

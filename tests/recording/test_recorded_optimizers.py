@@ -1,6 +1,5 @@
 """Steps are counted once: by wrappers, subclasses, and optimizers made later."""
 
-import gc
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,9 @@ from torch import nn
 from torch.optim import LBFGS, SGD, Adam, Optimizer
 
 import minitrain
-from minitrain.compare.recordings import compare_recordings
 from minitrain.recording.fingerprint import fingerprint
 from minitrain.recording.format import read_recording
 from minitrain.recording.inputs import sample_digests
-from minitrain.recording.optimizers import IDLE, spacing
 
 
 class InAccelerate(Optimizer):
@@ -279,68 +276,3 @@ def test_an_error_within_a_step_is_no_step(tmp_path: Path) -> None:
         loop(model, optimizer, 2)
     rows = steps_of(tmp_path)
     assert [(row["step"], row["forwards"]) for row in rows] == [(0, 2), (1, 3)]
-
-
-def listens(model: nn.Module) -> bool:
-    """Return whether own gradients are looked at, as at recorded steps."""
-    return any(p._post_accumulate_grad_hooks for p in model.parameters())
-
-
-def test_one_that_steps_seldom_has_all_its_passes(tmp_path: Path) -> None:
-    model, gap = Net(), IDLE // 2
-    often = SGD(model.first.parameters(), lr=0.01)
-    seldom = SGD(model.last.parameters(), lr=0.01)
-    with minitrain.record(model, [often, seldom], tmp_path, every=1):
-        for step in range(2 * gap):
-            loss_of(model, batch(0)).backward()
-            often.step()
-            if step % gap == gap - 1:
-                seldom.step()
-    rows = steps_of(tmp_path, optimizer=1)
-    assert [len(row["inputs"]) for row in rows] == [gap] * 2
-    assert all(row["own"] for row in rows)
-
-
-def test_long_runs_are_thinned_out(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """Also beside a recording that is not, at the same step, which has more steps."""
-    recorded = [step for step in range(100_001) if step % spacing(step, 10) == 0]
-    assert len(recorded) == 1000 + 900 + 1
-    assert [spacing(step, 10) for step in (9_999, 10_000, 100_000)] == [10, 100, 1000]
-    assert spacing(1_000_000, 1) == 1
-    monkeypatch.setattr("minitrain.recording.optimizers.DENSE", 5)
-    for every in (2, 4):
-        torch.manual_seed(0)
-        record_loop(tmp_path / str(every), Net(), num_steps=18, every=every)
-    said = capsys.readouterr().err
-    assert "the first three and each 2-th (each 20-th at the end) in full" in said
-    assert "the first three and each 4-th in full" in said
-    steps = [row["step"] for row in steps_of(tmp_path / "2")]
-    assert steps == [0, 1, 2, 4, 6, 8]
-    found = compare_recordings(tmp_path / "2", tmp_path / "4")
-    assert found.verdict == "equal bits"
-
-
-def test_one_that_steps_no_more_is_not_waited_for(tmp_path: Path) -> None:
-    model = Net()
-    with minitrain.record(model, None, tmp_path, every=10 * IDLE):
-        first = SGD(model.first.parameters(), lr=0.1)
-        gone = SGD(model.norm.parameters(), lr=0.1)
-        loop(model, first, 1)
-        loop(model, gone, 1)
-        del gone
-        gc.collect()
-        second = SGD(model.last.parameters(), lr=0.1)
-        loop(model, second, IDLE - 1)
-        # the first might come back
-        assert listens(model)
-        loop(model, second, 1)
-        assert not listens(model)
-        # it does, and is recorded again
-        loop(model, first, 2)
-    rows = steps_of(tmp_path)
-    assert [row["step"] for row in rows] == [0, 1, 2]
-    assert rows[2]["own"]

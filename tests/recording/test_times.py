@@ -28,7 +28,6 @@ from minitrain.comm.groups import distributed
 from minitrain.comm.torch_private import ddp_times_ns
 from minitrain.core.errors import UserError
 from minitrain.harness.launcher import launch
-from minitrain.recording import clock as clocks
 from minitrain.recording.clock import COLUMNS, RecordingClock, path_of_times
 from minitrain.recording.shown import read_shown, show
 from minitrain.recording.times import Times, compare_times, read_times
@@ -452,38 +451,6 @@ def test_end_is_written_after_an_error_on_the_gpu(
     clock._unread.append(([1, 0, False], clock._timed))
     clock.close()
     assert path_of_times(tmp_path, 1).read_text().endswith("\n# end\n")
-
-
-class Elsewhere:
-    """An event, of another GPU than the next."""
-
-    def __init__(self, device: torch.device) -> None:
-        assert device.index == 1
-
-    def query(self) -> bool:
-        return True
-
-    def synchronize(self) -> None:
-        pass
-
-    def elapsed_time(self, other: Any) -> float:
-        raise RuntimeError("Both events must be of one device\nat ...")
-
-
-def test_two_gpus_end_the_times_with_one_note(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = RecordingClock(tmp_path, 0)
-    clock.step_ended(0, 0, recorded=False)
-    monkeypatch.setattr(clocks, "_event", Elsewhere)
-    clock.use_events(torch.device("cuda:1"))
-    for step in (1, 2):
-        clock.step_ended(0, step, recorded=False)
-    clock.close()
-    line = "minitrain: steps are timed no more: Both events must be of one device\n"
-    assert capsys.readouterr().err == line
-    rows = path_of_times(tmp_path, 0).read_text().splitlines()[2:]
-    assert [row[:2] for row in rows] == ["0,", "# "]
 
 
 def test_clock_follows_the_model_to_its_gpu(

@@ -17,7 +17,6 @@ import minitrain
 from minitrain.comm.groups import distributed, wrap_for_ddp
 from minitrain.recording.alarm import Row
 from minitrain.recording.clock import path_of_times
-from minitrain.recording.fingerprint import MOST_DENSE, digest
 from minitrain.recording.format import read_recording
 
 
@@ -45,45 +44,24 @@ def test_optimizer_without_a_rate(tmp_path: Path) -> None:
     assert [row["lr"] for row in rows] == [[], []]
 
 
-def test_loss_of_a_method_of_the_model_is_not_called_late(tmp_path: Path) -> None:
-    model = Net(dropout=0)
-    optimizer = SGD(model.parameters(), lr=0.01)
-    with minitrain.record(model, optimizer, tmp_path) as recorder:
-        for step in range(3):
-            loss = model.forward(batch(step)).square().mean()
-            loss.backward()
-            recorder.loss(loss)
-            optimizer.step()
-            optimizer.zero_grad()
-    assert "loss" not in findings(tmp_path)
-
-
-def test_gradients_of_autograd_grad_replace_the_old_ones(tmp_path: Path) -> None:
+@pytest.mark.parametrize("adds", [False, True])
+def test_gradients_of_autograd_grad(tmp_path: Path, adds: bool) -> None:
+    """They replace those of the step before, or are added up over passes."""
     model = Net(dropout=0)
     parameters = [*model.parameters()]
     optimizer = SGD(parameters, lr=0.01)
     with minitrain.record(model, optimizer, tmp_path, every=1):
         for step in range(4):
-            found = torch.autograd.grad(loss_of(model, batch(step)), parameters)
-            for parameter, gradient in zip(parameters, found, strict=True):
-                parameter.grad = gradient
+            for micro in range(1 + 2 * adds):
+                loss = loss_of(model, batch(step, 0, micro))
+                found = torch.autograd.grad(loss, parameters)
+                for parameter, one in zip(parameters, found, strict=True):
+                    held = parameter.grad if micro else None
+                    parameter.grad = one if held is None else held + one
             optimizer.step()
     assert findings(tmp_path) == []
-
-
-def test_gradients_of_autograd_grad_that_are_added_keep_all_passes(
-    tmp_path: Path,
-) -> None:
-    model = Net(dropout=0)
-    parameters = [*model.parameters()]
-    for step in steps(tmp_path, model, num_steps=2):
-        for micro in range(3):
-            loss = loss_of(model, batch(step, 0, micro)) / 3
-            found = torch.autograd.grad(loss, parameters)
-            for parameter, one in zip(parameters, found, strict=True):
-                held = parameter.grad
-                parameter.grad = one if held is None else held + one
-    assert [len(row["inputs"]) for row in steps_of(tmp_path)] == [3, 3]
+    counts = [len(row["inputs"]) for row in steps_of(tmp_path)]
+    assert counts == [1 + 2 * adds] * 4
 
 
 class Padded(nn.Linear):
@@ -99,39 +77,6 @@ def test_nested_inputs_of_the_older_layout(tmp_path: Path) -> None:
         model(both).backward()
     times = pd.read_csv(path_of_times(tmp_path, 0), comment="#")
     assert times["samples"].tolist() == [2]
-
-
-class Graph(nn.Module):
-    """With a sparse buffer that no machine could hold if it were dense."""
-
-    def __init__(self, edge: int) -> None:
-        super().__init__()
-        self.layer, size = nn.Linear(2, 1), 10_000_000
-        at = torch.tensor([[0, 1, edge], [1, 0, 2]])
-        ones = torch.ones(3)
-        edges = torch.sparse_coo_tensor(at, ones, (size, size), check_invariants=True)
-        self.register_buffer("edges", edges)
-        self.count = size
-
-    def forward(self, x: Tensor, more: Tensor) -> Tensor:
-        return self.layer(x).mean() + 0 * more.coalesce().values().sum()
-
-
-def test_large_sparse_tensors_stay_sparse(tmp_path: Path) -> None:
-    hashes = []
-    for edge in (7, 8, 7):
-        model, folder = Graph(edge), tmp_path / str(len(hashes))
-        for _ in steps(folder, model, num_steps=1):
-            model(torch.ones(4, 2), model.edges).backward()
-        (row,) = steps_of(folder)
-        assert (len(row["inputs"][0]), row["unread"]) == (4, "")
-        hashes.append((row["buffers"]["edges"]["hash"], row["beside"]))
-    assert hashes[0] == hashes[2]
-    assert hashes[0][0] != hashes[1][0]
-    assert hashes[0][1] != hashes[1][1]
-    small = torch.eye(3).to_sparse()
-    assert small.numel() < MOST_DENSE
-    assert digest(small) == digest(torch.eye(3))
 
 
 def test_step_after_an_error_in_a_closure_counts(tmp_path: Path) -> None:
@@ -171,27 +116,6 @@ def test_time_of_the_loader_is_data_if_a_closure_makes_the_pass(tmp_path: Path) 
             optimizer.step(closure)
     parts = minitrain.show(tmp_path)["parts"]["all"]
     assert parts["data_ms"] >= 30 > parts["other_ms"]
-
-
-@pytest.mark.parametrize(
-    "first",
-    [
-        lambda: nn.LazyLinear(4),
-        # only its buffers are lazy
-        lambda: nn.Sequential(nn.Linear(3, 4), nn.LazyBatchNorm1d(affine=False)),
-    ],
-)
-def test_dry_run_of_a_lazy_model_is_no_step(first: Any, tmp_path: Path) -> None:
-    model = nn.Sequential(first(), nn.Linear(4, 1))
-    with minitrain.record(model, None, tmp_path):
-        model(torch.ones(2, 3))
-        optimizer = SGD(model.parameters(), lr=0.1)
-        for _ in range(2):
-            model(torch.ones(2, 3)).sum().backward()
-            optimizer.step()
-    header = read_recording(tmp_path).ranks[0].header
-    assert [4, 3] in [one["shape"] for one in header["parameters"].values()]
-    assert [row["forwards"] for row in steps_of(tmp_path)] == [1, 2]
 
 
 def group_after_start(folder: Path) -> None:

@@ -39,7 +39,7 @@ def note(rule: str, step: int, cause: str) -> Found:
 
 
 NEVER_SENT = "rank 0's weights are not broadcast"
-ANEW = "replaced after DistributedDataParallel took the model"
+ANEW = "replaced or trainable only after DistributedDataParallel was built"
 # by bug, what a rule finds; and where people met it
 ZOO: dict[str, Found] = {
     # OpenTSLM #49
