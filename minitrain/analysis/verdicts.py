@@ -1,8 +1,8 @@
 """Verdict on a run, decided from the results of its checks (rungs of the ladder).
 
-A check's own verdict is decided where it is made, in minitrain/proof (bits, tolerances,
-ladder, witness). minitrain/proof/words.py states the reasons for a verdict on a run.
-For speed verdicts, see comparison.py.
+A check's own verdict is decided where it is made: in minitrain/proof (bits, tolerances,
+ladder, witness) and minitrain/compare/run_tolerance.py. minitrain/proof/words.py states
+the reasons for a verdict on a run. For speed verdicts, see comparison.py.
 """
 
 from collections.abc import Mapping

@@ -32,6 +32,7 @@ from minitrain.check.trial import (
 )
 from minitrain.compare.diagnosis import Values, cause_of, locate
 from minitrain.compare.difference import UNKNOWN, Difference, What, Why
+from minitrain.compare.run_tolerance import ATOL
 from minitrain.core.errors import EvidenceError, RankError, UserError
 from minitrain.core.params import OptimizerName, PrecisionName
 from minitrain.core.progress import progress
@@ -46,8 +47,6 @@ from minitrain.sync.strategy import Strategy
 from minitrain.train.config import RunConfig
 from minitrain.train.run import Inject
 
-# allowed distance of a final parameter, as of equivalence.atol
-ATOL = 1e-5
 PROVEN: tuple[RunVerdict, ...] = ("proven",)
 ANY_VERDICT = VERDICTS
 # titles of the progress bars, in the order in which they appear

@@ -4,8 +4,8 @@ States are files of torch.save or .safetensors, folders of shards with an index,
 torch.distributed.checkpoint, of any origin: no code in them runs. Of other folders
 it compares file by file. Of two runs (folders such as data/runs/gloo-2) it compares the
 recorded steps of every rank, losses and final states, finds the first step that
-differs and names the probable cause; what only one of them has is a difference, but
-for ranks of a larger world. (The equivalence stage judges by tolerances.) Two
+differs, names the probable cause, and judges by the tolerances of the equivalence
+stage; what only one of them has is a difference, but for ranks of a larger world. Two
 recordings of any loop (docs/recording.md) may be of other world sizes, versions and
 machines: are they the same computation, by bits or within rounding? Exit code 0: equal,
 or the same within rounding, 1: they differ, it is undecided, or a recording has an
@@ -23,6 +23,7 @@ from minitrain.cli.recording_words import compared, only_in_words, page_on, some
 from minitrain.core.errors import UserError
 from minitrain.core.files import nearest_file
 from minitrain.core.printable import as_lines, printable
+from minitrain.proof.words import as_dicts, printed
 from minitrain.report.numbers import plural
 
 if TYPE_CHECKING:
@@ -101,17 +102,16 @@ def _answer_for_runs(a: Path, b: Path) -> Answer:
     from minitrain.compare.run_diff import compare_runs
 
     found = compare_runs(a, b)
-    copied = ("verdict", "losses", "world_sizes", "only_in_a", "only_in_b")
-    same = found.verdict == "equal"
+    copied = ("same", "verdict", "losses", "world_sizes", "only_in_a", "only_in_b")
     facts = {
-        "equal": same,
-        "same": same,
+        "equal": found.verdict == "equal",
         **{name: getattr(found, name) for name in copied},
         "first": found.first and found.first.facts(),
         "states": {name: asdict(found.states[name]) for name in found.unlike_states},
-        "page": page_on(found.first),
+        "tolerances": as_dicts(found.rungs),
+        "page": page_on(None if found.same else found.first),
     }
-    return Answer(same, facts, runs_in_words(found))
+    return Answer(found.same, facts, runs_in_words(found))
 
 
 def runs_in_words(found: "RunsCompared") -> str:
@@ -124,8 +124,9 @@ def runs_in_words(found: "RunsCompared") -> str:
     if only:
         lines = ["different: what only one of them has", *only]
         lines += [f"equal is what both have: {both}"] if found.equal else []
+    lines += printed(found.rungs) if found.rungs else []
     if found.first:
-        lines += [f"first difference: {found.first}"]
+        lines += [f"first difference in bits: {found.first}"]
     if found.losses:
         (step, pair), *_ = found.losses.items()
         more = f" (at most {found.loss_gap:.2g} of it apart)"
@@ -136,7 +137,7 @@ def runs_in_words(found: "RunsCompared") -> str:
     if found.world_sizes[0] != found.world_sizes[1]:
         sizes = " in A, ".join(map(str, found.world_sizes))
         lines.append(f"expected difference: world_size: {sizes} in B")
-    if page := page_on(found.first):
+    if page := page_on(None if found.same else found.first):
         lines.append(f"see {page}")
     return as_lines(lines)
 

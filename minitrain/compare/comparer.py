@@ -204,6 +204,13 @@ def _in_data(step: Step) -> Difference | None:
 
 def _in_parameters(step: Step) -> Difference | None:
     place, found = step.place, step.parameters
+    # also for a small tensor, whose limits are wide
+    still = None if found.equal else step_causes.still_in_one(place)
+    if still:
+        tensor, side, pairs = still
+        stands = why(Cause.STANDS, tensor=tensor, side=side)
+        more = {"tensor": tensor, **place.named(pairs)}
+        return at(place, found.kind, stands, "moves in one alone", **more)
     if found.within:
         return None
     return _far(place, found, _not_finite(place, found) or why(Cause.OPTIMIZER))

@@ -75,6 +75,7 @@ class Cause(Enum):
     RANDOM_LOST = "the random state of {ranks} was not restored"
     BUFFERS_LOST = "the model's buffers (running means?) were not restored"
     ALSO_LOST = "{tensor} was not restored"
+    STANDS = "{tensor} does not move in {side}"
     HIDDEN = "rounding alone takes the twin as far: a fault could hide"
 
     NO_GRADIENT = "{tensor} has no gradient in {where}"
@@ -141,7 +142,13 @@ SURE = {
     *(Cause.NO_GRADIENT, Cause.NOT_FINITE, Cause.KEPT, Cause.RANDOM, Cause.ALONE),
     *(Cause.OWN_SCALED, Cause.SCALED, Cause.SUMMED, Cause.AVERAGED_TWICE),
     *(Cause.MISSING, Cause.MEANS, Cause.MEANS_OF_PASSES, Cause.WEIGHTS, Cause.REDUCED),
-    *(Cause.KEEPS_OWN, Cause.STEPS, Cause.RATE_MULTIPLIED, Cause.RATE_DIVIDED),
+    *(
+        Cause.KEEPS_OWN,
+        Cause.STANDS,
+        Cause.STEPS,
+        Cause.RATE_MULTIPLIED,
+        Cause.RATE_DIVIDED,
+    ),
     *(Cause.OTHER_START, Cause.SCALER_LOST, Cause.RANDOM_LOST, Cause.BUFFERS_LOST),
 }
 

@@ -2,8 +2,9 @@
 cause, and the verdict.
 
 Entries of only one run are differences too; rank 0 of the run with fewer processes
-stands for the ranks that it lacks. Whether a run is within the tolerances of one
-process is judged by its own checks (analysis/verdicts.py).
+stands for the ranks that it lacks. Runs that differ in bits may be within tolerances
+(run_tolerance.py). The verdict on one run, by its own checks, is in
+analysis/verdicts.py.
 """
 
 import csv
@@ -15,15 +16,17 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from minitrain.analysis.rungs import CheckVerdict, Rung
 from minitrain.compare.diagnosis import Values, cause_of, locate
 from minitrain.compare.difference import UNKNOWN, Cause, Difference, What, Why, why
+from minitrain.compare.run_tolerance import FINAL, GRADIENTS, rungs_between
 from minitrain.compare.state_diff import Comparison, compare_states
 from minitrain.compare.states import read_state
 from minitrain.core.errors import UserError
 from minitrain.core.files import each_row, reading, require_regular
 from minitrain.train.step_record import load_tensors
 
-RunPairVerdict = Literal["equal", "undecided", "different"]
+RunPairVerdict = Literal["equal", "within tolerance", "undecided", "different"]
 # rounding is below this share of a loss, the mean over other samples above
 LOSS_LIMIT = 1e-4
 # a factor alone is less than its origin, which only one side may show
@@ -141,7 +144,7 @@ class RunsCompared:
 
     ``first``: the first difference in recorded bits, unless data differ; ``losses``:
     pairs that differ, by step; ``states``: final states by file; ``other_tensors``:
-    names, shapes or dtypes differ.
+    names, shapes or dtypes differ; ``rungs``: results of the checks by tolerances.
     """
 
     world_sizes: tuple[int, int]
@@ -151,12 +154,13 @@ class RunsCompared:
     losses: dict[int, tuple[str, str]] = field(default_factory=dict)
     states: dict[str, Comparison] = field(default_factory=dict)
     other_tensors: bool = False
+    rungs: dict[str, Rung] = field(default_factory=dict)
     only_in_a: list[str] = field(default_factory=list)
     only_in_b: list[str] = field(default_factory=list)
 
     @property
     def verdict(self) -> RunPairVerdict:
-        """The verdict: by what one run lacks, by bits, then by the cause."""
+        """The verdict: by what one run lacks, by bits, by cause, then by tolerances."""
         if self.only_in_a or self.only_in_b or self.other_tensors:
             return "different"
         if self.equal:
@@ -166,7 +170,17 @@ class RunsCompared:
         else:
             # states are recorded after the last step: if only they differ, it is damage
             is_sure = bool(self.unlike_states) or self.loss_gap > LOSS_LIMIT
-        return "different" if is_sure else "undecided"
+        if is_sure:
+            return "different"
+        broken = any(r.verdict is CheckVerdict.BREACH for r in self.rungs.values())
+        if broken or not {GRADIENTS, FINAL} <= self.rungs.keys():
+            return "undecided"
+        return "within tolerance" if self.loss_gap <= LOSS_LIMIT else "different"
+
+    @property
+    def same(self) -> bool:
+        """Return whether the verdict is ``equal`` or ``within tolerance``."""
+        return self.verdict in ("equal", "within tolerance")
 
     @property
     def equal(self) -> bool:
@@ -208,7 +222,11 @@ def compare_runs(a: Path, b: Path) -> RunsCompared:
         unlike = unlike or bool(state.only_in_a or state.only_in_b or state.unlike)
     found.other_tensors = unlike
     designed = (one.by_design or two.by_design) if sizes[0] != sizes[1] else None
-    found.first = _first(one, two, designed)
+    found.first = first = _first(one, two, designed)
+    if found.verdict == "undecided" and found.states and not designed:
+        since = first.step if first and first.what == What.GRADIENTS else 0
+        x, y = (load_tensors(run.entries["state", -1, 0]) for run in (one, two))
+        found.rungs = rungs_between(one.sampled, two.sampled, (x, y), since)
     return found
 
 

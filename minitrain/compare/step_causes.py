@@ -12,7 +12,10 @@ from minitrain.compare.gradient_causes import rate_by_size
 from minitrain.compare.limits import CLOSE, SAME_RATE
 from minitrain.recording.alarm import Row
 from minitrain.recording.rules_of_steps import settings_of
-from minitrain.recording.sketches import apart, common, is_finite
+from minitrain.recording.sketches import apart, common, is_finite, norm
+
+# a step of so many units in the last place is not rounded away
+UNITS = 64
 
 
 def at(place: StepPair, what: What, cause: Why, much: str, **more: Any) -> Difference:
@@ -94,6 +97,40 @@ def _same_setting(a: Any, b: Any) -> bool:
     if isinstance(a, int | float) and isinstance(b, int | float):
         return math.isclose(a, b, rel_tol=SAME_RATE)
     return bool(a == b)
+
+
+def still_in_one(place: StepPair) -> tuple[str, str, list[Pair]] | None:
+    """Return the first tensor that only one run updates, the side that does not update
+    it, and the pairs of ranks; None if there is none. Tensors count if both runs have a
+    gradient for them that is more than noise.
+
+    Limits are wide for a small tensor, since under Adam rounding alone may carry it
+    far; but rounding does not stop it, if the step is long enough.
+    """
+    found: dict[tuple[str, str], list[Pair]] = {}
+    for x, y in place.pairs:
+        a, b = place.a[x], place.b[y]
+        kinds = [row[kind] for row in (a, b) for kind in ("parameters", "gradients")]
+        for name in common(*kinds):
+            in_a, in_b = _stands(a, name), _stands(b, name)
+            if in_a != in_b and all(_must_move(place, r, name) for r in (a, b)):
+                found.setdefault((name, "A" if in_a else "B"), []).append((x, y))
+    return next(((*key, pairs) for key, pairs in found.items()), None)
+
+
+def _stands(row: Row, name: str) -> bool:
+    return bool(row["before"].get(name) == row["parameters"][name]["hash"])
+
+
+def _must_move(place: StepPair, row: Row, name: str) -> bool:
+    gradient = norm(row["gradients"][name])
+    largest = max(norm(entry) for entry in row["gradients"].values())
+    if not gradient > place.limits.gradients * largest:
+        return False
+    # least length of a step: SGD's is rate times gradient, Adam's the rate an element
+    reach = gradient if place.trajectory.linear else max(gradient, 1.0)
+    unit = place.trajectory.eps.get(name, 1.0) * norm(row["parameters"][name])
+    return min(row["lr"], default=0.0) * reach > UNITS * unit
 
 
 def state_unlike(place: StepPair) -> Difference | None:

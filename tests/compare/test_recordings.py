@@ -153,6 +153,12 @@ def forget(step: int, models: Any, optimizers: Any) -> None:
             optimizer.state.clear()
 
 
+def leave_out(models: Any, optimizers: Any) -> None:
+    for model, optimizer in zip(models, optimizers, strict=True):
+        group = optimizer.param_groups[0]
+        group["params"] = [p for p in group["params"] if p is not model.out.bias]
+
+
 def spoil(step: int, models: Any, optimizers: Any) -> None:
     if step == 1:
         models[1].norm.running_mean += 1
@@ -239,6 +245,7 @@ FAULTS = [
     planted("short batch", DATA, Cause.BATCH_SIZE, deal=short, sizes=ONE),
     planted("rate", RATE, Cause.RATE_DIVIDED, lr=lambda step: 0.0005),
     planted("schedule", RATE, Cause.SCHEDULE, 10, lr=raised),
+    planted("left out", PARAMETERS, Cause.STANDS, begin=leave_out, tensor="out.bias"),
     planted("moments lost", PARAMETERS, Cause.OPTIMIZER, 1, after=forget, sizes=ALL),
     planted("betas", PARAMETERS, Cause.OPTIMIZER, 1, optimizer=betas, sure=False),
     planted("seed", What.START, Cause.SEED, -1, seed=1),

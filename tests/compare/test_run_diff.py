@@ -123,7 +123,7 @@ def test_final_state_of_one_rank(clean: Path, copy: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "verdict"), [(3.0, "different"), (1e-3, "different"), (1e-6, "undecided")]
+    ("more", "verdict"), [(3.0, "different"), (1e-3, "different"), (1e-6, "within")]
 )
 def test_loss_of_one_step(more: float, verdict: str, clean: Path, copy: Path) -> None:
     path = copy / "losses.csv"
@@ -131,7 +131,7 @@ def test_loss_of_one_step(more: float, verdict: str, clean: Path, copy: Path) ->
     loss = float(lines[3].partition(",")[2])
     path.write_text("\n".join([*lines[:3], f"2,{loss + more}", *lines[4:]]) + "\n")
     code, out = output_of("verify", clean, copy)
-    assert code == 1
+    assert code == (verdict != "within")
     assert out.startswith(verdict)
     assert f"losses: first at step 2: {loss} against {loss + more}" in out
 
@@ -155,22 +155,18 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("runs") / "one", run_ranks(make_run(), 1))
 
 
-def test_two_processes_and_one_are_undecided(clean: Path, alone: Path) -> None:
-    """Rounding, as the first step shows; tolerances are for the equivalence stage."""
+def test_two_processes_and_one_are_within_tolerance(clean: Path, alone: Path) -> None:
     found = compare_runs(clean, alone)
-    assert found.verdict == compare_runs(alone, clean).verdict == "undecided"
+    assert found.verdict == compare_runs(alone, clean).verdict == "within tolerance"
     assert (found.first.step, found.first.what) == (0, "gradients")
     assert found.first.why.cause == Cause.ROUNDING
+    assert {rung.verdict for rung in found.rungs.values()} == {"within tolerance"}
     assert found.only_in_a == []
     code, out = output_of("verify", clean, alone)
-    assert code == 1
+    assert code == 0
     lines = out.splitlines()
-    assert lines[0].startswith("undecided: 12 recorded steps of a rank")
-    assert lines[1].startswith("first difference: step 0: gradients")
-    assert lines[-2:] == [
-        "expected difference: world_size: 2 in A, 1 in B",
-        "see docs/symptoms/identical-runs-differ.md",
-    ]
+    assert lines[0].startswith("within tolerance: 12 recorded steps of a rank")
+    assert lines[-1] == "expected difference: world_size: 2 in A, 1 in B"
 
 
 @pytest.mark.parametrize(
@@ -181,9 +177,15 @@ def test_two_processes_and_one_are_undecided(clean: Path, alone: Path) -> None:
         (bugs.group_of_one, "different"),
         (bugs.missing_set_epoch, "different"),
         (bugs.low_precision_reduce, "different"),
+        (bugs.mean_of_means, "undecided"),
+        (bugs.missing_broadcast, "undecided"),
+        # from the step on where an unstable training could be as well
+        (bugs.optimizer_state_not_restored, "undecided"),
     ],
 )
-def test_no_bug_is_equal(inject, verdict: str, alone: Path, tmp_path: Path) -> None:
+def test_tolerances_excuse_no_bug(
+    inject, verdict: str, alone: Path, tmp_path: Path
+) -> None:
     spoilt = spoilt_by(inject, tmp_path)
     found = compare_runs(spoilt, alone)
     assert found.verdict == verdict
@@ -211,6 +213,30 @@ def test_another_training_is_not_equal(
         is_sure = cause != Cause.OPTIMIZER
         assert found.verdict == ("different" if is_sure else "undecided")
         assert found.first.why.cause == cause
+
+
+FUSED = {"fused": True, "foreach": False}
+
+
+@pytest.mark.parametrize(
+    ("settings", "verdict"),
+    [
+        ({"weight_decay": 0.0}, "undecided"),
+        ({"betas": (0.9, 0.95)}, "undecided"),
+        # the first step may have equal bits, depending on the CPU
+        (FUSED, "within tolerance"),
+    ],
+)
+def test_other_settings_of_the_optimizer(
+    settings: dict[str, Any], verdict: str, clean: Path, alone: Path, tmp_path: Path
+) -> None:
+    other = spoilt_by(lambda w: w.optimizer.param_groups[0].update(settings), tmp_path)
+    # also where gradients differ from the first step on
+    for one in (clean, alone):
+        found = compare_runs(one, other)
+        assert found.verdict == compare_runs(other, one).verdict == verdict
+        broken = found.rungs["first two steps"].verdict == "breach"
+        assert broken == (verdict == "undecided")
 
 
 def edited(change: Callable[[Row], Any], **where: Any) -> Spoil:
