@@ -17,7 +17,7 @@ from waiting import wait_for
 
 pytestmark = pytest.mark.slow
 
-FULL = "no space left on the disk: "
+FULL = "no space left on the disk"
 PARTS = (["corpus"], ["shard"], *of_size(2), ["equivalence"], ["timing"], ["report"])
 WRITING = {stage[0]: stage for stage in PARTS}
 MEGABYTE = 1 << 20

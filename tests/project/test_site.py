@@ -68,7 +68,7 @@ def test_lines_of_the_troubleshooting_are_those_of_the_code() -> None:
     """Quoted lines; those of other programs are followed by their name."""
     page = (ROOT / "docs/troubleshooting.md").read_text()
     cells = re.findall(r"^\| ([^|]+) \|", page, re.MULTILINE)
-    of_ours = re.compile(r'"([^"]+)"(?! \((?:DVC|pip|Linux|Python)\))')
+    of_ours = re.compile(r'"([^"]+)"(?! \((?:DVC|pip|Linux)\))')
     quoted = [line for cell in cells for line in of_ours.findall(cell)]
     assert len(quoted) > 12
     code = "\n".join(path.read_text(encoding="utf-8") for path in SOURCES)
