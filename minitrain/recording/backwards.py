@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from minitrain.comm.torch_private import changes_in_place
-from minitrain.recording.fingerprint import sketch
+from minitrain.recording.fingerprint import sketch, stays_sparse
 from minitrain.recording.format import Row
 from minitrain.recording.hooks import Tap, is_in_parts, parameters_of
 
@@ -132,7 +132,9 @@ class Backwards:
             self.known[name] = known
         known.last_backward, known.count = self._num_backwards, known.count + 1
         before = self._own_sketches.pop(name, None)
-        if known.count > 1 and gradient is not None and known.shares is not None:
+        if known.count == 1 or gradient is None or stays_sparse(gradient):
+            return
+        if known.shares is not None:
             now = sketch(gradient)
             # a reduction may have changed it since the pass before
             known.shares.append(_less(before or now, known.base))
@@ -145,7 +147,9 @@ class Backwards:
             known.version = changes_in_place(gradient)
             known.carried = known.there
         last = self._last_forward
-        if last is None or last.told["synced"] is not False:
+        # sketches of sparse ones cannot be added: their indices differ
+        is_dense = not stays_sparse(gradient)
+        if is_dense and (last is None or last.told["synced"] is not False):
             self._own_sketches[name] = sketch(gradient)
 
     def take(

@@ -161,7 +161,11 @@ class RecordingClock:
         self.steps += 1
         self._unread.append(([step, optimizer, recorded], self._timed))
         self._timed = Timed()
-        self._write()
+        try:
+            self._write()
+        except RuntimeError as error:
+            # no time between events on two GPUs, for example
+            self._stop(str(error).partition("\n")[0])
 
     def close(self) -> None:
         """Write the remaining rows and the end, and close the file."""
@@ -197,9 +201,12 @@ class RecordingClock:
                 self._file.write(f"# host {host()}\n{','.join(COLUMNS)}\n")
             self._file.write(",".join(map(str, cells)) + "\n")
         except OSError as error:
-            note(f"minitrain: steps are timed no more: {error}")
-            # takes no further rows
-            self._unread = deque(maxlen=0)
+            self._stop(error)
+
+    def _stop(self, error: object) -> None:
+        note(f"minitrain: steps are timed no more: {error}")
+        # takes no further rows
+        self._unread = deque(maxlen=0)
 
 
 def _event(device: torch.device) -> torch.cuda.Event:

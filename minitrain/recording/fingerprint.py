@@ -43,7 +43,14 @@ def digest(tensor: Tensor) -> str:
     For a sharded tensor this and :func:`sketch`, :func:`fingerprint` and
     :func:`gathered` are collective: all ranks must call them.
     """
-    return blake3(bytes_in(gathered(tensor))).hexdigest(length=DIGEST_BYTES)
+    return _hash_of(tensor, gathered(tensor))
+
+
+def _hash_of(tensor: Tensor, dense: Tensor) -> str:
+    found = blake3(bytes_in(dense))
+    if stays_sparse(tensor):
+        found.update(bytes_in(_coalesced(tensor).indices().cpu()))
+    return found.hexdigest(length=DIGEST_BYTES)
 
 
 def sketch(tensor: Tensor) -> list[float]:
@@ -57,19 +64,27 @@ def fingerprint(tensor: Tensor) -> dict[str, Any]:
     """Return a dict of ``hash`` (of :func:`digest`), L2 ``norm`` and ``sketch``."""
     dense = gathered(tensor)
     sketched, norm = _sketch_and_norm(dense)
-    hashed = blake3(bytes_in(dense)).hexdigest(length=DIGEST_BYTES)
-    return {"hash": hashed, "norm": norm, "sketch": sketched}
+    return {"hash": _hash_of(tensor, dense), "norm": norm, "sketch": sketched}
+
+
+def stays_sparse(tensor: Tensor) -> bool:
+    """Return true for a sparse tensor that may be too large to be made dense."""
+    return tensor.layout is not torch.strided and tensor.numel() > MOST_DENSE
+
+
+def _coalesced(tensor: Tensor) -> Tensor:
+    return tensor.detach().to_sparse_coo().coalesce()
 
 
 def gathered(tensor: Tensor) -> Tensor:
-    """Return the whole tensor, dense and on the CPU, without a copy if possible.
-    ValueError for a sparse one that may be too large to be made dense.
+    """Return the whole tensor, dense and on the CPU, without a copy if possible. If it
+    :func:`stays_sparse`, return its values alone.
     """
-    full = whole(tensor)
-    is_sparse = full.layout is not torch.strided
-    if is_sparse and full.numel() > MOST_DENSE:
-        raise ValueError(f"sparse tensor of {full.numel()} elements: too large to hash")
-    dense = full.to_dense() if is_sparse else full
+    if stays_sparse(tensor):
+        dense = _coalesced(tensor).values()
+    else:
+        full = whole(tensor)
+        dense = full.to_dense() if full.layout is not torch.strided else full
     return dense.resolve_conj().resolve_neg().cpu()
 
 

@@ -192,9 +192,16 @@ def line_of(row: Row) -> bytes:
 
 
 def refuse_second(folder: Path, rank: int) -> None:
-    """Raise UserError if ``rank`` has a recording in ``folder``."""
+    """Raise UserError if ``rank`` has a recording in ``folder``, or if a folder would
+    have both attempts (:func:`folder_of_attempt`) and a recording without attempts.
+    """
     if path_of_rank(folder, rank).exists():
         raise UserError(f"{folder}: has a recording of rank {rank}; {ADVICE}")
+    within, parent = ATTEMPT.fullmatch(folder.name), folder.parent
+    if within and parent.is_dir() and ranks_in(parent):
+        raise UserError(f"{parent}: has a recording without attempts; {ADVICE}")
+    if (last := last_attempt(folder)) != folder:
+        raise UserError(f"{folder}: has a recording in {last.name}/; {ADVICE}")
 
 
 class Writer:

@@ -9,7 +9,7 @@ from blake3 import blake3
 from torch import Tensor, nn
 
 from minitrain.data.cut import bytes_of, content_digest, tensors_of
-from minitrain.recording.fingerprint import gathered
+from minitrain.recording.fingerprint import gathered, stays_sparse
 
 # names by which models take what is to be learned
 LABELS = ("labels", "label", "targets", "target")
@@ -22,7 +22,10 @@ def sample_digests(inputs: Any) -> tuple[list[str], str, list[list[str]]]:
     Second, one for all other tensors, such as a table; "" if there are none. Third, for
     each sample that is a token sequence, two: with one element of padding, and none.
     """
-    tensors = [gathered(t) for t in tensors_of(inputs) if t.dim()]
+    given = [t for t in tensors_of(inputs) if t.dim()]
+    if any(map(stays_sparse, given)):
+        raise ValueError("a sparse tensor that is too large to be made dense")
+    tensors = [gathered(t) for t in given]
     if not tensors:
         return [], "", []
     batch = [tensor for tensor in tensors if len(tensor) == len(tensors[0])]

@@ -27,6 +27,8 @@ from minitrain.recording.hooks import running_steps, uncompiled
 
 # always recorded: most goes wrong in the first steps, and rounding is small there
 FIRST_STEPS = 3
+# steps of others after which an optimizer without a step counts as ended
+IDLE = 100
 # keys of a group that are no settings: the learning rate is recorded separately, and
 # others determine how to compute, not what
 NO_SETTING = {
@@ -41,8 +43,9 @@ _note_once = cache(note)
 class Stepped:
     """The steps of one optimizer: its ``number`` from 0, and how many ``steps`` it
     made. Counts when the last of these ended: ``last``, steps of all optimizers;
-    ``passes``, forward passes in recorded steps. ``has_begun``: a step is running;
-    ``by_closure``: it computes gradients itself.
+    ``passes``, forward passes in recorded steps. ``held``: ``id`` of the parameters it
+    had at first. ``has_begun``: a step is running; ``by_closure``: it computes
+    gradients itself.
     """
 
     number: int
@@ -50,6 +53,7 @@ class Stepped:
     steps: int = 0
     passes: int = 0
     last: int = 0
+    held: set[int] = field(default_factory=set)
     has_begun: bool = False
     by_closure: bool = False
 
@@ -204,9 +208,10 @@ class Optimizers:
         self._handles.clear()
 
     def are_due(self, every: int) -> bool:
-        """Return true if any optimizer ``is_due``, or none has stepped yet."""
+        """Return true if any active optimizer ``is_due``, or none has stepped yet."""
         stepped = [one for one in self.seen if one.steps and one.ref() is not None]
-        return not stepped or any(one.is_due(every) for one in stepped)
+        at_work = [one for one in stepped if self.steps - one.last <= IDLE]
+        return not stepped or any(one.is_due(every) for one in at_work)
 
     def hold(self) -> set[int]:
         """Return the ``id`` of each parameter that is in any optimizer now."""
@@ -253,8 +258,13 @@ class Optimizers:
         return self._number(optimizer) if is_ours else None
 
     def _number(self, optimizer: Optimizer) -> Stepped:
-        self.seen.append(Stepped(len(self.seen), weakref.ref(optimizer)))
-        return self.seen[-1]
+        made = Stepped(len(self.seen), weakref.ref(optimizer))
+        made.held = made.holds()
+        # an optimizer that replaces another continues after the last step of that one
+        before = [one for one in self.seen if not one.held.isdisjoint(made.held)]
+        made.passes = max((one.passes for one in before), default=0)
+        self.seen.append(made)
+        return made
 
 
 def _was_skipped(optimizer: Optimizer) -> bool:

@@ -349,8 +349,11 @@ def _require(
     every: Any,
     on_alarm: Any,
     timeout_s: Any,
-    also: Mapping[str, Any],
+    also: Any,
 ) -> None:
+    if not isinstance(also, Mapping):
+        kind = type(also).__name__
+        raise UserError(f"record: also is a {kind}: must be a dict of modules by name")
     for name, module in {"model": model, **also}.items():
         if not isinstance(module, nn.Module):
             kind = type(module).__name__

@@ -117,6 +117,16 @@ def test_sparse_gradients_are_those_of_the_dense() -> None:
     assert fingerprint(dense.to_sparse()) == fingerprint(dense)
 
 
+def test_large_sparse_gradient_stays_sparse() -> None:
+    def row(index: int) -> Tensor:
+        return torch.sparse_coo_tensor([[index]], torch.ones(1, 2), (1 << 24, 2))
+
+    one, same, other = (fingerprint(row(index)) for index in (5, 5, 6))
+    assert one == same
+    assert one["norm"] == pytest.approx(math.sqrt(2))
+    assert one["hash"] != other["hash"]
+
+
 def test_no_random_number_is_drawn() -> None:
     before = torch.get_rng_state(), list(np.random.get_state()[1])
     fingerprint(drawn(3 * BLOCK))
