@@ -237,7 +237,7 @@ def read_jsonl(path: Path, *keys: str) -> list[dict[str, Any]]:
 
 def read_csv(path: Path, *columns: str) -> "pd.DataFrame":
     """Return the table in a CSV file with a header. Raises UserError if the file is not
-    valid or is truncated, or has not all ``columns``.
+    valid or is truncated, has not all ``columns``, or a column mixes text and numbers.
     """
     # slow to import, and not needed by the stages about text
     import pandas as pd
@@ -247,6 +247,12 @@ def read_csv(path: Path, *columns: str) -> "pd.DataFrame":
         _require_end(text)
         table = pd.read_csv(io.StringIO(text))
         _require(table.columns, columns)
+        for name, column in table.select_dtypes(exclude=["number", "bool"]).items():
+            # a column with both numbers and text is a damaged column of numbers
+            known = column.dropna()
+            damaged = known[pd.to_numeric(known, errors="coerce").isna()]
+            if 0 < len(damaged) < len(known):
+                raise ValueError(f"{name}: {damaged.iloc[0]!r} among numbers")
     return table
 
 

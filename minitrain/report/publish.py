@@ -10,10 +10,10 @@ from markupsafe import Markup
 from minitrain.analysis.comparison import Comparison
 from minitrain.core.arms import ALL_CORES, ONE_PROCESS
 from minitrain.core.errors import EvidenceError
-from minitrain.core.files import atomic_path, open_atomic, write_json
+from minitrain.core.files import atomic_path, open_atomic, reading, write_json
 from minitrain.core.params import load_params
 from minitrain.report.breach import breach_line
-from minitrain.report.checks import byte_equivalent
+from minitrain.report.checks import byte_equivalent, outcomes_of
 from minitrain.report.facts import Facts, exposed_comm_pct
 from minitrain.report.overview import draw_overview
 from minitrain.report.pictures import draw_account, draw_losses, draw_scaling
@@ -35,8 +35,12 @@ def publish(root: Path) -> str:
     published already, and UserError if a run was not measured or a file is damaged.
     """
     params, metrics = load_params(root / "params.yaml"), root / "metrics"
-    needed = ("verdict", "rests_on")
-    equivalence = read_runs(metrics / "equivalence.json", params, *needed)
+    source = metrics / "equivalence.json"
+    equivalence = read_runs(source, params, "verdict", "rests_on")
+    with reading(source):
+        # an unknown verdict is a KeyError
+        for entry in equivalence.values():
+            outcomes_of(entry)
     if line := breach_line(equivalence):
         raise EvidenceError(f"breach: {line}")
     f = read_facts(root, params, equivalence)

@@ -262,6 +262,10 @@ def test_stage_writes_every_file(project: Path) -> None:
     ("file", "old", "new", "line"),
     [
         ("metrics/timing.json", "stragglers", "s", "json: damaged.*'stragglers'"),
+        ("metrics/equivalence.json", '"passed"', '"fine"', "json: damaged.*'fine'"),
+        ("data/baseline/rounds.csv", "\n4,", "\n3,", "rounds.csv: dam.*not 18 rounds"),
+        ("data/runs/gloo-2/losses.csv", "\n7,", "\n8,", "not one row for each of "),
+        ("metrics/account.csv", "optimizer_ms", "o", "no row of g.*, optimizer_ms"),
         ("data/runs/gloo-2/provenance.json", '"sync"', '"s"', "json: damaged.*no sync"),
         ("metrics/account.csv", "20.0,", "2o.0,", "account.csv: damaged"),
         ("data/baseline/rounds.csv", "gloo-2,", "gloo-3,", "every arm needs at le"),
