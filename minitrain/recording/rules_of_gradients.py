@@ -295,8 +295,8 @@ def _not_synchronized(
     trained = {*was["gradients"], *was["without_gradient"]}
     if len(differ) < len(row["gradients"]) or not trained & {*differ}:
         return f"replaced or trainable only after {wrapper} was built, or ignored by it"
-    all_replaced = f"all parameters were replaced after {wrapper} was built"
-    return f"{all_replaced}, or its communication hook reduces nothing"
+    waits = f"{wrapper} waits for a parameter that was replaced"
+    return f"{waits}, or its communication hook reduces nothing"
 
 
 def synchronized_often(rows: Rows, before: Rows | None) -> Iterable[Alarm]:

@@ -293,7 +293,7 @@ def test_state_that_ranks_divide_is_compared_part_by_part(folder: Path) -> None:
     [
         ("two untied", 0, "replaced or trainable only after"),
         ("two late", 6, "trainable only after DistributedDataParallel was built"),
-        ("two replaced", 0, "all parameters were replaced after"),
+        ("two replaced", 0, "waits for a parameter that was replaced"),
         ("lacks True", 0, "only some ranks use"),
     ],
 )

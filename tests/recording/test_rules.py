@@ -103,7 +103,7 @@ B = "buffers, tensor running_mean, rank 1: ... "
 FAULTS: dict[str, Any] = {
     # all that train at this step were frozen at the step before
     f"{G}only after DDP was built": step(OWN, last=UNFROZEN),
-    f"{G}all parameters were replaced after DDP was built, or": step(OWN),
+    f"{G}DDP waits for a parameter that was replaced, or": step(OWN),
     f"{G}each keeps its own": step([PAIR, THREE[1], PAIR], own=THREE, last=None),
     # the same data on all ranks, once without a reduction
     f"{G}each keeps its own ... without a wrapper": step(
