@@ -43,6 +43,8 @@ SLOW = ("", "setup", "write")
 # delay after the early exit of a rank until the others are terminated; torchrun waits
 # ten times as long, and forever if the exit code is 0
 BURIED_S = 3.0
+# limit at the end on a pending request to another host
+ASKED_S = 0.5
 
 
 def has_ended(pid: int) -> bool:
@@ -139,6 +141,7 @@ class HangMonitor:
         self.first: set[int] = set()
         # True if ranks not in ``first`` were killed because another host's had failed
         self.followed = False
+        self._ended_there, self._over = threading.Event(), threading.Event()
 
     def look(self) -> RankError | None:
         """Poll all ranks once. Return an error that names the hanging rank; None if no
@@ -208,29 +211,42 @@ class HangMonitor:
         hangs (:attr:`verdict` then holds the error), if one has exited early and
         BURIED_S seconds have passed, and if ranks of another host have failed.
         """
-        over = threading.Event()
-        watch = threading.Thread(target=self._watch, args=(over,), daemon=True)
+        watch, ask = (
+            threading.Thread(target=self._run, args=(job,), daemon=True)
+            for job in (self._watch, self._ask)
+        )
         watch.start()
+        ask.start()
         try:
             yield
         finally:
-            over.set()
+            self._over.set()
             watch.join()
+            ask.join(ASKED_S)
 
-    def _watch(self, over: threading.Event) -> None:
+    def _run(self, job: Callable[[], None]) -> None:
         try:
-            while not over.is_set():
-                self._until_one_ends()
-                over_here = self.look() is not None
-                over_here |= any(rank.gone_s >= BURIED_S for rank in self._at_work())
-                if not over_here and self._elsewhere is not None:
-                    self.followed = self._elsewhere()
-                if over_here or self.followed:
-                    return self.end_all()
+            job()
         except BaseException:
             # without a monitor, hanging ranks would never be killed
-            self.end_all()
+            for rank in self._ranks.values():
+                end(rank.pid)
             raise
+
+    def _watch(self) -> None:
+        while not self._over.is_set():
+            self._until_one_ends()
+            over_here = self.look() is not None
+            over_here |= any(rank.gone_s >= BURIED_S for rank in self._at_work())
+            self.followed = not over_here and self._ended_there.is_set()
+            if over_here or self.followed:
+                return self.end_all()
+
+    def _ask(self) -> None:
+        # in a separate thread, since another host may be slow to answer
+        while self._elsewhere is not None and not self._over.wait(POLL_S):
+            if self._elsewhere():
+                return self._ended_there.set()
 
     def end_all(self) -> None:
         """Kill all ranks and their process groups."""

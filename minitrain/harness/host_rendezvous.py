@@ -85,6 +85,8 @@ class HostRendezvous:
         self.everyone: list[Known] = []
         # number of exchanges so far, the same on all hosts
         self._exchanges = 0
+        # whether the first host, which serves the store, did not answer
+        self._is_lost = False
 
     @property
     def number(self) -> int:
@@ -190,6 +192,7 @@ class HostRendezvous:
             # ranks that wait for those of a lost host report it before
             return any(within(self.timeout_s + SILENT_S, self._read).values())
         except dist.DistError:
+            self._is_lost = True
             return True
 
     def _read(self) -> dict[int, Report]:
@@ -201,7 +204,6 @@ class HostRendezvous:
         # all-gather the errors of all hosts, and return the root cause
         mine = _as_plain(error)
         reports = {self.number: mine}
-        first_is_lost = False
 
         def collect() -> None:
             self.store.set(f"{self._exchanges} {self.number}", json.dumps(mine))
@@ -214,9 +216,9 @@ class HostRendezvous:
                     deadline = min(deadline, time.monotonic() + REPORTS_S)
 
         try:
-            within(within_s + SILENT_S, collect)
+            within(SILENT_S if self._is_lost else within_s + SILENT_S, collect)
         except dist.DistError:
-            first_is_lost = True
+            self._is_lost = True
         self._exchanges += 1
         causes = [(one[0], number) for number, one in reports.items() if one]
         order, number = min(causes, default=(LEFT, self.number))
@@ -228,15 +230,16 @@ class HostRendezvous:
         if not silent or order < LEFT:
             return cause
         # with the first host, the reports of all others are lost
-        names = ", ".join(silent[:1] if first_is_lost else silent)
+        names = ", ".join(silent[:1] if self._is_lost else silent)
         return UserError(f"no answer from {names}{f'; {cause}' if cause else ''}")
 
     def leave(self) -> None:
         """Announce that this host leaves the run; the first host, which serves the
         store, then waits up to LEAVE_S seconds for the others to leave.
         """
-        with suppress(dist.DistError):
-            within(LEAVE_S + POLL_S, self._leave)
+        if not self._is_lost:
+            with suppress(dist.DistError):
+                within(2 * LEAVE_S, self._leave)
 
     def _leave(self) -> None:
         if self.everyone:

@@ -242,11 +242,13 @@ def _ranks_among_children(folder: Path) -> dict[int, int]:
 
     # pids by local rank, from the children's environment: torchrun does not expose them
     found = {}
-    for child in psutil.Process().children():
-        with suppress(psutil.Error):
-            env = child.environ()
-            if Path(env.get(STORE, "")).parent == folder and "LOCAL_RANK" in env:
-                found[int(env["LOCAL_RANK"])] = child.pid
+    # a /proc that hides processes stops nothing
+    with suppress(psutil.Error, OSError):
+        for child in psutil.Process().children():
+            with suppress(psutil.Error):
+                env = child.environ()
+                if Path(env.get(STORE, "")).parent == folder and "LOCAL_RANK" in env:
+                    found[int(env["LOCAL_RANK"])] = child.pid
     return found
 
 

@@ -7,10 +7,12 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import cloudpickle
 import torch
@@ -77,10 +79,23 @@ def exit_now(code: int) -> NoReturn:
     os._exit(code)
 
 
+class WorkingFolder(MetaPathFinder):
+    """Finder, the last in ``sys.meta_path``, for modules in the working folder: a
+    caller may have imported one by its path, as pytest does in ``importlib`` mode.
+    """
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: Any = None
+    ) -> ModuleSpec | None:
+        """Return the spec of a top-level module in the working folder, else None."""
+        return PathFinder.find_spec(name, [os.getcwd()]) if path is None else None
+
+
 def main() -> None:
     """Run the function passed to :func:`~minitrain.harness.launcher.launch`."""
     with as_rank() as folder:
         assert folder is not None
+        sys.meta_path.append(WorkingFolder())
         dtype, fn, args = cloudpickle.loads((folder / PAYLOAD).read_bytes())
         torch.set_default_dtype(dtype)
         result = cloudpickle.dumps(fn(*args))
