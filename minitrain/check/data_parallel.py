@@ -243,7 +243,11 @@ def examine(
         if config.precision == "fp16" or config.num_shards(world_size) != world_size:
             # known causes assume one gradient per rank, without a loss scale
             return UNKNOWN
-        spoilt = run_ranks(config, world_size, inject, step, timeout_s)
+        try:
+            spoilt = run_ranks(config, world_size, inject, step, timeout_s)
+        except (RankError, UserError):
+            # a breach without its cause is still a breach
+            return UNKNOWN
         right = run_replay(config, run.rows, world_size, keep=step).values[0]
         shares = _shares(config, step, world_size)
         return cause_of(what, ranks, Values(spoilt.values, right, shares))

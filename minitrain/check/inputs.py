@@ -91,11 +91,12 @@ def find_factory(written: str, arguments: Mapping[str, Any]) -> tuple[Any, int |
 
 def _is_of_the_pipeline(function: Any) -> bool:
     try:
-        _, second, *_ = inspect.signature(function).parameters.values()
+        _, second, *more = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         # no function of two parameters, or one without a known signature
         return False
-    return second.name == "vocab_size" and second.default is second.empty
+    needed = [one for one in more if one.default is one.empty]
+    return second.name == "vocab_size" and second.default is second.empty and not needed
 
 
 def find(written: str, option: str) -> Any:

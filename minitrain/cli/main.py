@@ -6,6 +6,7 @@ common to all.
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 
@@ -59,7 +60,14 @@ def run(arguments: Sequence[str]) -> int:
         # NaN and infinity, which JSON does not have, become null
         facts = json.loads(json.dumps(answer.facts), parse_constant=lambda _: None)
         text = json.dumps(facts, indent=2)
-    print(text, flush=True)
+    # a locale may lack characters of a name
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    text = text.encode(encoding, "backslashreplace").decode(encoding)
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        # the reader closed the pipe, as `| head` does; Python would report it at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0 if answer.ok else EXIT_EVIDENCE
 
 

@@ -49,8 +49,8 @@ def answer(options: argparse.Namespace) -> Answer:
     from minitrain.recording.shown import read_shown
 
     # not a recording, nor a script, in the place of the page
-    if (page := options.html) and page.suffix != ".html":
-        raise UserError(f"--html: {page}: must end in .html")
+    if (page := options.html) and (page.suffix != ".html" or page.is_dir()):
+        raise UserError(f"--html: {page}: must be a file and end in .html")
     folders = [one for one in (options.folder, options.other) if one is not None]
     shown = [read_shown(folder).facts() for folder in folders]
     paragraphs = [as_lines([*_findings(f), *times_in_words(f)]) for f in shown]

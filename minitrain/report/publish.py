@@ -8,6 +8,7 @@ import pandas as pd
 from markupsafe import Markup
 
 from minitrain.analysis.comparison import Comparison
+from minitrain.analysis.verdicts import VERDICTS
 from minitrain.core.arms import ALL_CORES, ONE_PROCESS
 from minitrain.core.errors import EvidenceError
 from minitrain.core.files import atomic_path, open_atomic, reading, write_json
@@ -38,9 +39,11 @@ def publish(root: Path) -> str:
     source = metrics / "equivalence.json"
     equivalence = read_runs(source, params, "verdict", "rests_on")
     with reading(source):
-        # an unknown verdict is a KeyError
         for entry in equivalence.values():
-            outcomes_of(entry)
+            VERDICTS.index(entry["verdict"])
+            # an unknown verdict of a check is a KeyError
+            for outcome in outcomes_of(entry).values():
+                outcome.figures["max_ulp"], outcome.figures["detail"]
     if line := breach_line(equivalence):
         raise EvidenceError(f"breach: {line}")
     f = read_facts(root, params, equivalence)

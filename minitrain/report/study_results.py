@@ -75,7 +75,10 @@ def since_then(root: Path, origin: Json) -> str:
     code = origin.get("code")
     if not code:
         return "The code that measured it was not recorded."
-    changed = changed_since(root, code)
+    try:
+        changed = changed_since(root, code)
+    except (SyntaxError, ValueError):
+        return "A file of the code that measured it cannot be parsed."
     if not changed:
         return f"None of its {len(code)} measured files has changed since."
     names = ", ".join(changed[:NAMED])

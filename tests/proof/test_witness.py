@@ -173,6 +173,9 @@ FAULTS: dict[str, dict[str, Spoil]] = {
         "step_starts_elsewhere": lambda r: scale(r, "1/before/hidden.bias", 0.9),
         # all ranks have the same hashes, but the tensor is another
         "gradient_of_another_hash": lambda r: scale(r, "1/gradients/hidden.bias"),
+        "state_of_another_type": lambda r: r.sampled.update(
+            {"0/before/hidden.bias": r.sampled["0/before/hidden.bias"].bfloat16()}
+        ),
         "parameter_of_another_hash": lambda r: scale(r, "0/after/hidden.bias"),
         "step_not_recorded": lambda r: drop(r, "tensors", 1),
         "rank_has_other_hashes": lambda r: [

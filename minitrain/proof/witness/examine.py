@@ -127,7 +127,7 @@ def numbers(
             why = "gradients are approximations by design"
             found["witness_gradients"] = rung("not run", why)
             return found | mean | {"witness_loss": training["witness_loss"]}
-        found |= mean | probe_rungs(computer) | training
+        found |= mean | probe_rungs(computer, mean["witness_mean"]) | training
     probed = [row["step"] for row in record.kind("probe")][:1]
     compared = dict.fromkeys(("witness_probe", "witness_precision"), probed)
     for name, steps in (compared | {"witness_gradients": record.steps()}).items():

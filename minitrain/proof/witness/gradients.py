@@ -47,10 +47,10 @@ NUM_DRAWS, MANY_DRAWS, DEVIATIONS = 8, 256, 8
 NUM_ELEMENTS = 65536
 
 
-def probe_rungs(computer: Computer) -> dict[str, Rung]:
+def probe_rungs(computer: Computer, training: Rung) -> dict[str, Rung]:
     """Compare the run's gradient in eval mode (the probe), which has no random numbers,
-    with the witness's gradient of the whole batch, not sliced. Return rungs (results)
-    by name.
+    with the witness's gradient of the whole batch, not sliced. ``training`` is the rung
+    ``witness_mean`` of :func:`mean_rungs`. Return rungs (results) by name.
     """
     record = computer.record
     for row in record.kind("no probe"):
@@ -68,7 +68,9 @@ def probe_rungs(computer: Computer) -> dict[str, Rung]:
         whole, (mean, _) = ask(computer, step, record.state, evaluate=True)
         if mean is None or mean["verdict"] == FINE:
             return {names[n]: _probed(computer, row, whole) for n, row in rows.items()}
-        one = rung(mean["verdict"], mean["detail"])
+        # an effect of eval mode only is not a fault of training
+        verdict = "not run" if training["verdict"] == FINE else mean["verdict"]
+        one = rung(verdict, mean["detail"])
     except Exception as error:
         one = rung("not run", f"in eval mode {failure(error)}")
     return dict.fromkeys(names.values(), one)

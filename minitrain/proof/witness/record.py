@@ -222,6 +222,10 @@ def _wrong_hashes(task: Task, model: nn.Module, record: Record) -> Iterator[str]
         before, after = record.of(step, "before"), record.of(step, "after")
         if after.keys() != parameters.keys() or before.keys() != state.keys():
             yield f"step {step}: the state differs from the model's"
+        for name, one in parameters.items():
+            pair = before.get(name, one), after.get(name, one)
+            if any((t.dtype, t.shape) != (one.dtype, one.shape) for t in pair):
+                yield f"step {step}: {name} does not have the model's shape and type"
         for kind, key in HASHED.items():
             own = {name: digest(t) for name, t in record.of(step, kind).items()}
             if not own or own != rows[step, 0].get(key):
