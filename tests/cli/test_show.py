@@ -93,7 +93,7 @@ def test_page_is_one_file(folder: Path) -> None:
 
 
 def test_page_that_cannot_be_written(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"page\.txt: must end in \.html"):
+    with pytest.raises(UserError, match=r"page\.txt: must be a file and end in \.html"):
         output_of("show", folder / "a", "--html", tmp_path / "page.txt")
     assert [*tmp_path.rglob("*")] == []
 
