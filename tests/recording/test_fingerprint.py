@@ -119,7 +119,8 @@ def test_sparse_gradients_are_those_of_the_dense() -> None:
 
 def test_large_sparse_gradient_stays_sparse() -> None:
     def row(index: int) -> Tensor:
-        return torch.sparse_coo_tensor([[index]], torch.ones(1, 2), (1 << 24, 2))
+        size, values = (1 << 24, 2), torch.ones(1, 2)
+        return torch.sparse_coo_tensor([[index]], values, size, check_invariants=True)
 
     one, same, other = (fingerprint(row(index)) for index in (5, 5, 6))
     assert one == same
