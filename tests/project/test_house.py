@@ -76,7 +76,7 @@ def test_library_does_not_grow() -> None:
         )
         for package in MAY_IMPORT
     }
-    assert sum(count.values()) <= 25_800
+    assert sum(count.values()) <= 25_900
     text = (ROOT / "CONTRIBUTING.md").read_text().partition("## How large it is")[2]
     stated = {name: float(n) for name, n in re.findall(r"`(\w+)`\s(\d+\.\d)", text)}
     assert stated.keys() == count.keys()
