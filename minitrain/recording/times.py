@@ -5,18 +5,21 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import inf, nan
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
 
 from minitrain.analysis.account import (
     ALL_RANKS,
+    BACKWARD,
+    TO_LAST,
     Columns,
     Floats,
     account,
+    by_step_and_rank,
     longest_s,
     means,
+    numbers,
     plain_steps,
 )
 from minitrain.analysis.stragglers import Stragglers, find_stragglers
@@ -88,17 +91,22 @@ class Times:
 
     @property
     def late_part(self) -> str | None:
-        """The component in which the first slow rank is late; None if none is slow."""
-        slow, parts = self.stragglers.slow, self.parts
-        if not slow:
+        """The component in which the first slow rank is late, by the median over steps
+        as in the search for slow ranks; None if none is slow.
+        """
+        if not self.stragglers.slow:
             return None
-        mine = parts.pop(str(slow[0].rank))
-        del parts[ALL_RANKS]
+        mine = np.unique(self.steps["rank"]) == self.stragglers.slow[0].rank
         late = {}
         for part in OWN_PARTS:
-            others = [of.get(part) or 0.0 for of in parts.values()]
-            late[part] = (mine.get(part) or 0.0) - median(others)
+            of = np.nan_to_num(by_step_and_rank(self.steps, self._own(part)))
+            late[part] = np.median(of[:, mine][:, 0] - np.median(of[:, ~mine], axis=1))
         return max(late, key=late.__getitem__)
+
+    def _own(self, part: str) -> Floats:
+        if part == BACKWARD and not np.isnan(numbers(self.steps, TO_LAST)).any():
+            return numbers(self.steps, TO_LAST)
+        return numbers(self.steps, part)
 
     @property
     def samples_per_s(self) -> float | None:
