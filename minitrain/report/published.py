@@ -9,11 +9,13 @@ from markupsafe import Markup
 
 from minitrain.analysis.comparison import SpeedVerdict
 from minitrain.core.arms import baseline_arms
-from minitrain.core.files import read_csv, read_json
+from minitrain.core.files import read_csv, read_json, reading
 from minitrain.report.facts import COMPUTE, most_apart, shares_of, strategy_name
 from minitrain.report.render import markdown, sentence
 
 WIDTH = 80
+# of a run in timing.json
+TIMING = ("account", "num_hosts", "machine_busy")
 
 
 def summary_lines(metrics: Path) -> tuple[bool, list[str]]:
@@ -28,12 +30,11 @@ def summary_lines(metrics: Path) -> tuple[bool, list[str]]:
     keys = ("verdicts", "over_all_cores_verdict", "world_size")
     manifest = read_json(metrics / "manifest.json", *keys)
     run = f"gloo-{manifest['world_size']}"
-    timing = read_json(metrics / "timing.json", run)[run]
     losses = read_csv(metrics / "losses.csv", "run", "step", "loss")
     found = {
         "Bits": _bits(run, manifest["verdicts"]),
         "Speed": _speed(run, manifest),
-        "Time": _time(run, timing),
+        "Time": _time(run, metrics / "timing.json"),
         "Loss": _loss(losses.pivot(index="step", columns="run", values="loss"), run),
         "Report": str(metrics / "report.html"),
     }
@@ -59,11 +60,12 @@ def _speed(run: str, manifest: dict[str, Any]) -> str:
     return sentence("speed_line", run, manifest, decided, undecided)
 
 
-def _time(run: str, timing: dict[str, Any]) -> str:
-    account, hosts = timing["account"], timing["num_hosts"]
+def _time(run: str, file: Path) -> str:
+    timing = read_json(file, run)[run]
+    with reading(file):
+        account, hosts, busy = map(timing.__getitem__, TIMING)
     shares = shares_of(account) if account["step_ms"] is not None else {}
     compute = sum(shares.get(part, 0) for part in COMPUTE)
-    busy = timing["machine_busy"]
     return sentence("time_line", run, hosts, busy, account, shares, compute)
 
 

@@ -85,7 +85,7 @@ class Checkpoints:
         process holds the lock for 15 s (or half the group's timeout, if shorter).
         """
         only_first(lambda: _lock(self.folder))
-        # a run that was waited for has removed it
+        # an earlier run of this process has removed it
         only_first(lambda: self.folder.mkdir(parents=True, exist_ok=True))
         return all(who_sees(self.folder))
 
@@ -180,22 +180,25 @@ def _write(path: Path, kept: Kept) -> tuple[str, str]:
 # the descriptor stays open, and the folder locked, until this process exits
 @cache
 def _lock(folder: Path) -> int:
-    folder.mkdir(parents=True, exist_ok=True)
-    for above in list(folder.parents)[:3]:
-        # a power cut must not lose the way to it
-        fsync(above)
-    descriptor = os.open(folder, os.O_RDONLY)
     # after DVC was killed, its stage may still be exiting when the next one begins
     # the other ranks wait meanwhile, and not longer than the group's limit
     deadline = time.monotonic() + min(WAIT_S, group_timeout_s() / 2)
     while True:
-        with suppress(BlockingIOError):
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY)
+        with suppress(BlockingIOError, FileNotFoundError):
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return descriptor
+            # a run that was waited for removes it, and a lock on that excludes no other
+            if os.path.samestat(os.fstat(descriptor), folder.stat()):
+                break
+        os.close(descriptor)
         if time.monotonic() > deadline:
-            os.close(descriptor)
             raise UserError(
                 f"{folder}: another process trains this very run and writes its "
                 "checkpoints there; wait for it, or end it"
             )
         time.sleep(POLL_S)
+    for above in list(folder.parents)[:3]:
+        # a power cut must not lose the way to it
+        fsync(above)
+    return descriptor

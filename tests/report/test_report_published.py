@@ -54,10 +54,12 @@ def test_breach_is_said_in_the_place_of_the_result(tmp_path: Path) -> None:
 
 def test_file_that_is_missing_or_of_an_older_version_is_named(tmp_path: Path) -> None:
     path = published(tmp_path, measured([1, 2])) / "manifest.json"
-    older = {k: v for k, v in json.loads(path.read_text()).items() if "over_" not in k}
-    write_json(path, older)
-    with pytest.raises(UserError, match=r"manifest\.json: damaged, or not of this ver"):
-        summary_lines(tmp_path)
+    timing = tmp_path / "timing.json"
+    for file, key in ((timing, "machine_busy"), (path, "over_all_cores_verdict")):
+        older = re.sub(f'"{key}"', '"other"', file.read_text())
+        file.write_text(older)
+        with pytest.raises(UserError, match=f"{file.name}: damaged, or not of this ve"):
+            summary_lines(tmp_path)
     path.unlink()
     with pytest.raises(OSError, match=re.escape("manifest.json")):
         summary_lines(tmp_path)

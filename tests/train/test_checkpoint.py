@@ -244,16 +244,28 @@ def test_two_processes_never_write_to_one_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # a lock belongs to what was opened: this is as good as that of another process
-    other = os.open(tmp_path, os.O_RDONLY)
+    folder = tmp_path / "run"
+    folder.mkdir()
+    other = os.open(folder, os.O_RDONLY)
     fcntl.flock(other, fcntl.LOCK_EX)
     monkeypatch.setattr(checkpoint, "WAIT_S", 0.3)
     with pytest.raises(UserError, match="another process trains this very run"):
-        checkpoints_in(tmp_path).begin()
+        checkpoints_in(folder).begin()
     monkeypatch.setattr(checkpoint, "WAIT_S", 30)
-    threading.Timer(0.5, os.close, [other]).start()
-    assert checkpoints_in(tmp_path).begin()
+
+    def end() -> None:
+        # as a run does that is complete
+        checkpoints_in(folder).forget()
+        os.close(other)
+
+    threading.Timer(0.5, end).start()
+    assert checkpoints_in(folder).begin()
     # which may begin twice
-    assert checkpoints_in(tmp_path).begin()
+    assert checkpoints_in(folder).begin()
+    third = os.open(folder, os.O_RDONLY)
+    with pytest.raises(BlockingIOError):
+        fcntl.flock(third, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(third)
 
 
 def test_a_folder_that_a_rank_does_not_see_gets_no_checkpoints(
