@@ -5,15 +5,14 @@ import os
 import select
 import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
-
-import psutil
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 WHY_NOT = None if CHROMIUM else "needs chromium"
@@ -118,47 +117,36 @@ class Browser:
 @contextmanager
 def browser() -> Iterator[Browser]:
     """Run Chromium with a temporary folder for all its files."""
-    # the path of a socket has at most 108 letters: a test's own folder is too deep
-    own = TemporaryDirectory(dir="/tmp", ignore_cleanup_errors=True)
-    with own as home, _running(Path(home)) as running:
-        yield running
-
-
-@contextmanager
-def _running(home: Path) -> Iterator[Browser]:
     assert CHROMIUM is not None
     (to_it, into), (out_of, from_it) = os.pipe(), os.pipe()
-    temporary, log = home / "tmp", home / "log.txt"
-    temporary.mkdir()
-    # Chromium reads commands from descriptor 3 and answers on 4
-    descriptors = [
-        (os.POSIX_SPAWN_DUP2, to_it, 3),
-        (os.POSIX_SPAWN_DUP2, from_it, 4),
-        (os.POSIX_SPAWN_OPEN, 2, log, os.O_WRONLY | os.O_CREAT, 0o600),
-        (os.POSIX_SPAWN_DUP2, 2, 1),
-    ]
-    process = psutil.Process(
-        os.posix_spawn(
-            CHROMIUM,
-            [CHROMIUM, *OPTIONS, f"--user-data-dir={home / 'profile'}"],
-            {**os.environ, "HOME": str(home), "TMPDIR": str(temporary)},
-            file_actions=descriptors,
-            setsid=True,
-        )
-    )
-    for end in (to_it, from_it):
-        os.close(end)
-    running = Browser(into, out_of, log)
-    try:
-        yield running
-    finally:
-        with suppress(AssertionError, OSError):
-            running.call("Browser.close")
+    with ExitStack() as stack:
         for end in (into, out_of):
+            stack.callback(os.close, end)
+        # the path of a socket has at most 108 letters: a test's own folder is too deep
+        own = TemporaryDirectory(dir="/tmp", ignore_cleanup_errors=True)
+        home = Path(stack.enter_context(own))
+        log = stack.enter_context(open(home / "log.txt", "w"))
+        # Chromium reads commands from descriptor 3 and answers on 4
+        command = f'exec "$@" 3</dev/fd/{to_it} 4>/dev/fd/{from_it}'
+        process = subprocess.Popen(
+            ["sh", "-c", command, "sh", CHROMIUM, *OPTIONS, f"--user-data-dir={home}"],
+            env={**os.environ, "HOME": str(home), "TMPDIR": str(home)},
+            stdout=log,
+            stderr=log,
+            pass_fds=(to_it, from_it),
+            start_new_session=True,
+        )
+        for end in (to_it, from_it):
             os.close(end)
-        with suppress(psutil.TimeoutExpired):
-            process.wait(LIMIT_S)
-        # remaining processes of its group
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        running = Browser(into, out_of, home / "log.txt")
+        try:
+            yield running
+        finally:
+            with suppress(AssertionError, OSError):
+                running.call("Browser.close")
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(LIMIT_S)
+            # remaining processes of its group
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
