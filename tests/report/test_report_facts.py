@@ -58,35 +58,6 @@ def with_interference(f: Facts, low: float) -> Facts:
     return replace(f, account=table)
 
 
-def test_ratios_are_those_of_the_arms() -> None:
-    f = facts([1, 2], noise=0.001)
-    # 16,400 over 10,000, 13,000 and the ceiling's 19,000
-    assert f.against_one.ratio == pytest.approx(1.64, rel=0.01)
-    assert f.against_all_cores.ratio == pytest.approx(16.4 / 13, rel=0.01)
-    assert f.of_ceiling is not None
-    assert f.of_ceiling.ratio == pytest.approx(16.4 / 19, rel=0.01)
-    assert f.instrument_cost.arm_a == "gloo-2-timed"
-    assert f.instrument_cost.arm_b == "gloo-2"
-    assert facts([1]).of_ceiling is None
-
-
-def test_shares_are_those_of_the_account() -> None:
-    f = facts([1, 2])
-    # 20 + 60 + 4 of 100 ms are computing; 15.25 % are communication
-    assert sum(f.compute.values()) == pytest.approx(0.84)
-    communication = ["comm_exposed_ms", "interference_ms", "wait_ms"]
-    assert [*f.others] == [*communication, "data_ms", "other_ms"]
-    assert f.left_by_account == pytest.approx(0.8475)
-    # the ceiling says 16.4 / 19 = 0.863: within 5 % of a step
-    assert f.account_agrees
-    assert not with_account(f, wait_ms=15.0).account_agrees
-    assert "backward_compute_ms" in f.shares
-    assert "backward_compute_ms" not in with_parts(f, UNSPLIT).shares
-    assert with_parts(f, {"step_ms": None}).shares == {}
-    # one process waits for no other
-    assert "wait_ms" not in facts([1]).shares
-
-
 def test_timings_of_two_machines_are_refused() -> None:
     other = provenance_of(2, machine=MACHINE | {"cpu": "Other"})
     with pytest.raises(UserError, match="Other"):
@@ -309,9 +280,6 @@ def test_a_study_applies_to_what_produced_it() -> None:
     for changes, why in cases:
         found = studied(origin=origin(**changes))
         assert found.mismatch(provenance_of(2)) == why
-    assert sentence("mismatch", Mismatch("n_layer", 2, 4)) == (
-        "the result was measured with n_layer 2, but here it is 4"
-    )
 
 
 def test_ladder_study_counts_bits() -> None:
