@@ -1,13 +1,10 @@
 """Study `network`: expected times by hand, and its judgement of runs."""
 
-import subprocess
-import sys
 from itertools import product
 
 import pandas as pd
 import pytest
 from arms import AGAIN, ARMS, ONE_HOST
-from children import usage_with_children
 from expectations import expected_ms
 from link_model import Link, Network, Shaped
 from link_rate import LOOPBACK
@@ -80,15 +77,3 @@ def test_what_differs() -> None:
     # one round contradicts the others
     assert not Ratio(1.2, 0.99, 1.3).differs(0.1)
     assert not Ratio(0.8, 0.7, 1.01).differs(0.1)
-
-
-@pytest.mark.slow
-def test_children_that_have_ended_are_not_others() -> None:
-    """A grandchild uses half a second of CPU time."""
-    burn = "import time\nwhile time.process_time() < 0.5: pass"
-    inner = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {burn!r}])"
-    before = usage_with_children()
-    subprocess.run([sys.executable, "-c", inner], check=True)
-    used = usage_with_children().since(before)
-    assert used.own_s >= 0.5
-    assert used.own_s < 3
