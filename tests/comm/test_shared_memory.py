@@ -101,11 +101,7 @@ def wrong_sums() -> list[Any]:
     return wrong
 
 
-def test_same_bits_as_the_tree_alone() -> None:
-    assert wrong_sums() == []
-
-
-@pytest.mark.parametrize("world_size", [2, 3, 4])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_same_bits_as_the_tree(world_size: int) -> None:
     assert launch(wrong_sums, world_size) == [[]] * world_size
 
