@@ -1,10 +1,7 @@
-import ast
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from minitrain.analysis import verdicts
 from minitrain.analysis.rungs import CheckVerdict, Reason, Rung, not_run
 from minitrain.analysis.verdicts import (
     BITS,
@@ -138,17 +135,3 @@ def test_reason_why_a_run_was_not_compared_with_one_process_is_named() -> None:
         {"one_process": rung("not run", "no"), "loss": rung("within tolerance")},
     ):
         assert judged(proven() | rungs) == judged(proven())
-
-
-def test_no_sentence_in_what_decides_the_verdict() -> None:
-    """Sentences are made in minitrain/proof/words.py, from enums and names."""
-    tree = ast.parse(Path(verdicts.__file__).read_text())
-    docs = {
-        ast.get_docstring(node, clean=False)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
-    }
-    strings = {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)} - docs
-    names = {string for string in strings if isinstance(string, str)}
-    spaced = {name for name in names if " " in name}
-    assert spaced == {name for name in verdicts.VERDICTS if " " in name}

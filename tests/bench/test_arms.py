@@ -29,9 +29,7 @@ from minitrain.data.text import VOCAB_SIZE
 from minitrain.harness.launcher import launch
 from minitrain.model.factory import build_model
 from minitrain.sync.catalog import PLAIN, find_strategy
-from minitrain.sync.ddp_buckets import StockDDP
 from minitrain.sync.strategy import Strategy
-from minitrain.train.observer import StepObserver
 
 STEPS = 2
 
@@ -113,18 +111,6 @@ def tokens_of_a_turn() -> int:
     order = GlobalOrder(50, own.global_batch_size, own.seed)
     batches = [order.batch(step) for step in (1, 2)]
     return sum(len(samples[i]) - 1 for batch in batches for i in batch)
-
-
-@pytest.mark.quick
-def test_turn_of_one_rank_trains_by_ddp_and_counts_targets(shards: Path) -> None:
-    with distributed():
-        (contestant,) = enter(params(1), shards, [Arm("gloo-1", 1, 1, timed=True)])
-        assert contestant is not None
-        _, tokens = contestant.take_turn(STEPS)
-        assert isinstance(contestant.worker.sync, StockDDP)
-        assert not isinstance(contestant.worker.observer, StepObserver)
-        contestant.close()
-    assert tokens == tokens_of_a_turn()
 
 
 def measured(folder: Path) -> list[dict[str, Any]]:

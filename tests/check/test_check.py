@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from subjects import make_run
+from test_arguments import PAIRS, line, squares
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     checkpoint_wrapper,
@@ -19,20 +20,6 @@ from minitrain.core.errors import EvidenceError
 from minitrain.train.worker import Worker
 
 pytestmark = pytest.mark.slow
-
-SEEDED = torch.Generator().manual_seed(0)
-PAIRS = [
-    tuple(torch.randn(8, size, generator=SEEDED) for size in (3, 1)) for _ in range(4)
-]
-
-
-def line() -> nn.Module:
-    return nn.Linear(3, 1)
-
-
-def squares(model: nn.Module, batch: Any) -> Tensor:
-    inputs, targets = batch
-    return nn.functional.mse_loss(model(inputs), targets)
 
 
 def test_model_and_loss_of_ones_own() -> None:
@@ -247,14 +234,3 @@ def test_micro_batches_that_communicate_are_not_compared_with_one_process() -> N
     assert not ladder.holds
     assert ladder.rungs["witness_gradients"].verdict == "within tolerance"
     assert ladder.rests_on.endswith("one micro-batch of each rank, not the batch")
-
-
-def test_loss_over_the_pairs_of_a_rank_is_no_mean_over_samples() -> None:
-    ladder = check_data_parallel(
-        lambda: nn.Linear(3, 6),
-        TRIPLES,
-        loss=contrastive(lambda mine: mine),
-        accept=("replay only",),
-    )
-    assert ladder.communicates == []
-    assert "the loss is not a mean over samples, so ranks that see" in ladder.rests_on

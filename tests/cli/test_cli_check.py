@@ -237,16 +237,6 @@ def test_all_strategies(model: str, capsys, monkeypatch) -> None:
         run([*images, "--sync", "powersgd"])
 
 
-def test_strategy_that_promises_no_closeness_is_not_compared(
-    model: str, monkeypatch
-) -> None:
-    monkeypatch.setattr(check, "STRATEGIES", ["bf16_compress"])
-    code, text = output_of("check", f"{model}:linear", *OWN_DATA, "--sync", "all")
-    why = "bf16_compress does not promise to stay close to one process"
-    assert code == 0
-    assert f"; not compared with one process: {why}" in text
-
-
 def test_strategy_that_fails_leaves_the_results_of_the_others(
     model: str, monkeypatch
 ) -> None:

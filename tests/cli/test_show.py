@@ -69,18 +69,11 @@ def test_rank_that_was_killed_is_named(tmp_path: Path) -> None:
     assert first.endswith("; no end of rank 0: killed, or at work, after 12 steps")
 
 
-def test_two_recordings_are_compared(folder: Path) -> None:
-    code, text = output_of("show", folder / "a", folder / "b")
-    assert code == 1
-    assert text.count(" rank, 12 steps, 5 recorded") == 2
-    assert "\ndifferent at step 0: learning rate" in text
-    assert "\ntime: " in text
-
-
 def test_page_is_one_file(folder: Path) -> None:
     page = folder / "page.html"
     printed = output_of("show", folder / "a", folder / "b", "--html", page)[1]
     assert printed.endswith(f"written to {page}\n")
+    assert "\ntime: " in printed
     text = page.read_text()
     # the parts of two ranks, and two losses
     assert text.count('role="img"') == 3

@@ -1,7 +1,6 @@
 import hashlib
 import os
 import re
-from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
 from pathlib import Path
 
@@ -56,14 +55,6 @@ def test_machine() -> None:
         assert machine()["cores"] == 1
     finally:
         os.sched_setaffinity(0, allowed)
-
-
-def test_provenance() -> None:
-    found = provenance(ROOT / "stages/train.py", "Example GPU")
-    assert found["machine"] == machine("Example GPU")
-    made = datetime.fromisoformat(found["measured_at"])
-    assert timedelta() <= datetime.now(UTC) - made < timedelta(seconds=60)
-    assert re.fullmatch(r"[0-9a-f]{64}", found["code_sha256"])
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ from sweep_rank import (
     AllReduce,
     Backend,
     Trial,
-    backends,
     visits,
 )
 from torch import Tensor
@@ -46,20 +45,6 @@ def test_statistics_by_hand(world_size: int, factor: float) -> None:
     # nothing is sent
     for backend, ranks in (("gloo", 1), ("copy", 2)):
         assert statistics(backend, ranks, 4_000, [1e-6])["busbw_gb_per_s"] is None
-
-
-@pytest.mark.slow
-def test_small_sweep_measures_all_in_turn() -> None:
-    rows = sweep(2, SIZES, seconds_per_size=0.05)
-    names = [(row["num_bytes"], row["backend"]) for row in rows]
-    assert names == [(s, b) for s in SIZES for b in (*backends(2), "copy")]
-    for row in rows:
-        assert row["world_size"] == 2
-        assert row["num_trials"] >= MIN_TRIALS
-        assert 0 < row["p5_us"] <= row["p50_us"] <= row["p95_us"]
-        assert (row["busbw_gb_per_s"] is None) == (row["backend"] == "copy")
-    # interleaved: each backend has equally many trials of a size
-    assert len({(row["num_bytes"], row["num_trials"]) for row in rows}) == len(SIZES)
 
 
 def test_sizes_come_again_in_another_order() -> None:
