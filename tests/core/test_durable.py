@@ -1,117 +1,69 @@
-"""Writers killed at any system call, and a full disk. Stages on a full disk:
+"""Writers killed at any line, and a full disk. Stages on a full disk:
 project/test_disk_full.py.
 """
 
 import errno
 import os
+import shutil
 import socket
+import sys
 from pathlib import Path
 
 import pytest
 import torch
+from killed import killed_at
 from project import run_python
 
+from minitrain.core import files
 from minitrain.core.errors import NO_SPACE, UserError, describe_os_error, is_disk_full
 from minitrain.core.files import atomic_path, open_atomic, writing
 
-# A process without torch that forks one child for every system call to die at. Prints
-# the number of calls, and each call after which the state was wrong.
-DIE_EVERYWHERE = """
-import builtins, os, shutil, sys
-from pathlib import Path
-from minitrain.core.files import atomic_path, open_atomic
-
-kind, place = sys.argv[1], Path(sys.argv[2])
-target = place / "out"
-NAMES = "open write fsync replace rename unlink remove rmdir mkdir listdir scandir"
-left = None
+WRITERS = (files, shutil, sys.modules[__name__])
 
 
-def maybe_die():
-    global left
-    if left is not None:
-        left -= 1
-        if left == 0:
-            os._exit(9)
-
-
-def dying(function):
-    def call(*arguments, **options):
-        maybe_die()
-        done = function(*arguments, **options)
-        maybe_die()
-        return done
-    return call
-
-
-for name in NAMES.split():
-    setattr(os, name, dying(getattr(os, name)))
-builtins.open = dying(open)
-
-
-def write(what):
+def write(target: Path, kind: str, what: str) -> None:
+    """Write ``what`` to a file in two halves, or to each of two files in a folder."""
     if kind == "file":
         with open_atomic(target) as file:
             for half in (what[:2], what[2:]):
-                os.write(file.fileno(), half.encode())
+                file.write(half)
+                file.flush()
     else:
         with atomic_path(target) as folder:
-            os.mkdir(folder)
-            for half in ("a", "b"):
-                with open(folder / half, "w") as file:
-                    os.write(file.fileno(), what.encode())
+            folder.mkdir()
+            for name in "ab":
+                with open(folder / name, "w") as file:
+                    file.write(what)
 
 
-def found():
+def found(target: Path) -> str | list[str] | None:
     if target.is_dir():
-        return [(p.name, p.read_text()) for p in sorted(target.iterdir())]
+        return [path.read_text() for path in target.iterdir()]
     return target.read_text() if target.exists() else None
 
 
-def expected(what):
-    return what if kind == "file" else [("a", what), ("b", what)]
-
-
-def attempt(what, moment):
-    global left
-    child = os.fork()
-    if child == 0:
-        left = moment
-        write(what)
-        os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-moment, code, hurt = 0, 9, []
-while code == 9:
-    moment += 1
-    shutil.rmtree(place)
-    place.mkdir()
-    write("old!")
-    code = attempt("new!", moment)
-    # a folder that is replaced is missing for a moment
-    allowed = [expected("old!"), expected("new!"), *[None] * (kind == "folder")]
-    whole = found() in allowed
-    write("next")
-    names = [path.name for path in place.iterdir()]
-    if not whole or found() != expected("next") or names != ["out"]:
-        hurt.append((moment, whole, found(), names))
-    if code == 0 and found() != expected("next"):
-        hurt.append("never done")
-print(moment - 1, hurt)
-"""
-
-
 @pytest.mark.parametrize(("kind", "moments"), [("file", 10), ("folder", 30)])
-def test_old_or_new_after_a_kill_at_any_call(
+def test_old_or_new_after_a_kill_at_any_line(
     tmp_path: Path, kind: str, moments: int
 ) -> None:
-    place = tmp_path / "place"
-    place.mkdir()
-    done = run_python("-c", DIE_EVERYWHERE, kind, place)
-    count, _, hurt = done.stdout.partition(" ")
-    assert hurt.strip() == "[]", done.stdout + done.stderr
-    assert int(count) >= moments
+    target, killed, moment = tmp_path / "out", True, 0
+    old, new, later = (
+        what if kind == "file" else [what] * 2 for what in ("old!", "new!", "next")
+    )
+    # a folder that is replaced is missing for a moment
+    allowed = [old, new, *[None] * (kind == "folder")]
+    seen = []
+    while killed:
+        moment += 1
+        write(target, kind, "old!")
+        killed = killed_at(moment, lambda: write(target, kind, "new!"), *WRITERS)
+        seen.append(found(target))
+        assert seen[-1] in allowed, moment
+        write(target, kind, "next")
+        assert found(target) == later, moment
+        assert [*tmp_path.iterdir()] == [target], moment
+    assert (seen[0], seen[-1]) == (old, new)
+    assert moment > moments
 
 
 def test_only_what_dead_processes_of_this_host_left_is_removed(tmp_path: Path) -> None:

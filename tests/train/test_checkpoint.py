@@ -5,16 +5,15 @@ import fcntl
 import json
 import os
 import shutil
-import sys
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
 import torch
+from killed import killed_at
 
 from minitrain.core import files
 from minitrain.core.errors import UserError
@@ -32,6 +31,7 @@ from minitrain.train.checkpoint import (
 
 pytestmark = pytest.mark.slow
 
+WRITERS = (checkpoint, shutil, files)
 KEPT = {"model": {"w": torch.arange(2000.0)}, "random": None, "seen": "[1]"}
 
 
@@ -108,32 +108,6 @@ def test_one_under_another_name_or_of_another_run_is_not_used(
     assert "step-3: another run's" in capsys.readouterr().err
 
 
-def killed_at(line: int, action: Callable[[], object]) -> bool:
-    """Run ``action`` in a child that is gone after so many lines of what writes, if it
-    comes there.
-    """
-    child = os.fork()
-    if child:
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
-    seen = 0
-    writers = {one.__file__ for one in (checkpoint, shutil, files)}
-
-    def trace(frame: FrameType, event: str, _: object) -> Any:
-        nonlocal seen
-        if frame.f_code.co_filename not in writers:
-            return None
-        seen += event == "line"
-        if seen == line:
-            os._exit(9)
-        return trace
-
-    sys.settrace(trace)
-    try:
-        action()
-    finally:
-        os._exit(0)
-
-
 def test_a_save_that_is_killed_anywhere_leaves_a_whole_one(tmp_path: Path) -> None:
     old, new = 3, 6
     before = save(checkpoints_in(tmp_path / "before", keep=1), old).folder
@@ -143,7 +117,7 @@ def test_a_save_that_is_killed_anywhere_leaves_a_whole_one(tmp_path: Path) -> No
         folder = tmp_path / str(points)
         shutil.copytree(before, folder)
         again = checkpoints_in(folder, keep=1)
-        killed = killed_at(points, lambda again=again: save(again, new))
+        killed = killed_at(points, lambda again=again: save(again, new), *WRITERS)
         left = newest(again)
         assert left in (old, new)
         assert load_rank(folder / f"step-{left}")["step"] == left
