@@ -1,10 +1,10 @@
-import math
-
 import pytest
 import torch
 from samples_of_text import batch_of
 from tiny import tiny_params
 from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
 
 from minitrain.model.gpt import MiniGPT, mini_gpt
 
@@ -19,62 +19,37 @@ def model() -> MiniGPT:
     return MiniGPT(vocab_size=10, block_size=6, n_layer=2, n_head=2, n_embd=8)
 
 
-State = dict[str, Tensor]
+# what torch's own layer calls the parts of a block
+OF_TORCH = {
+    "attention.qkv.weight": "self_attn.in_proj_weight",
+    "attention.proj": "self_attn.out_proj",
+    "mlp.0": "linear1",
+    "mlp.2": "linear2",
+}
 
 
-def naive_gpt(
-    state: State, ids: Tensor, labels: Tensor, heads: int
+def gpt_of_torch(
+    state: dict[str, Tensor], ids: Tensor, labels: Tensor, heads: int
 ) -> tuple[Tensor, Tensor]:
-    """Return loss and logits, one sequence and one head at a time, by tensor arithmetic
-    and nothing of ``torch.nn``.
-    """
-    layers = 1 + max(int(n.split(".")[1]) for n in state if n.startswith("blocks."))
-    rows = []
-    for row in ids:
-        x = state["token_embedding.weight"][row]
-        x = x + state["position_embedding.weight"][: len(row)]
-        for layer in range(layers):
-            start = f"blocks.{layer}."
-            own = {n.removeprefix(start): t for n, t in state.items()}
-            x = x + naive_attention(own, naive_norm(own, "norm1", x), heads)
-            hidden = naive_linear(own, "mlp.0", naive_norm(own, "norm2", x))
-            gelu = hidden * (1 + torch.erf(hidden / math.sqrt(2))) / 2
-            x = x + naive_linear(own, "mlp.2", gelu)
-        rows.append(naive_norm(state, "norm", x) @ state["head.weight"].T)
-    logits = torch.stack(rows)
-    losses = [
-        -torch.log(scores[place].exp()[target] / scores[place].exp().sum())
-        for row, scores in zip(labels, logits, strict=True)
-        for place, target in enumerate(row[1:].tolist())
-        if target != -100
-    ]
-    return torch.stack(losses).mean(), logits
-
-
-def naive_linear(state: State, name: str, x: Tensor) -> Tensor:
-    return x @ state[f"{name}.weight"].T + state[f"{name}.bias"]
-
-
-def naive_norm(state: State, name: str, x: Tensor) -> Tensor:
-    mean = x.mean(dim=1, keepdim=True)
-    # population variance
-    variance = ((x - mean) ** 2).mean(dim=1, keepdim=True)
-    scaled = (x - mean) / torch.sqrt(variance + 1e-5)
-    return scaled * state[f"{name}.weight"] + state[f"{name}.bias"]
-
-
-def naive_attention(state: State, x: Tensor, heads: int) -> Tensor:
-    size = x.shape[1] // heads
-    found = []
-    for head in range(heads):
-        cut = slice(head * size, (head + 1) * size)
-        weights = state["attention.qkv.weight"].chunk(3)
-        query, key, value = (x @ weight[cut].T for weight in weights)
-        # a query sees its own place and those before it
-        seen = torch.ones(len(x), len(x)).tril()
-        exps = (query @ key.T / math.sqrt(size)).exp() * seen
-        found.append(exps @ value / exps.sum(dim=1, keepdim=True))
-    return naive_linear(state, "attention.proj", torch.cat(found, 1))
+    """Return loss and logits of two layers as torch makes them."""
+    x = state["token_embedding.weight"][ids] + state["position_embedding.weight"]
+    size = x.shape[2]
+    options = {"norm_first": True, "batch_first": True, "dtype": x.dtype}
+    layer = nn.TransformerEncoderLayer(size, heads, 4 * size, 0.0, "gelu", **options)
+    later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+    for number in range(2):
+        own = {"self_attn.in_proj_bias": torch.zeros(3 * size, dtype=x.dtype)}
+        for name, tensor in state.items():
+            if name.startswith(start := f"blocks.{number}."):
+                name = name.removeprefix(start)
+                for ours, theirs in OF_TORCH.items():
+                    name = name.replace(ours, theirs)
+                own[name] = tensor
+        x = functional_call(layer, own, (x, later), strict=True)
+    last = state["norm.weight"], state["norm.bias"]
+    logits = F.layer_norm(x, (size,), *last) @ state["head.weight"].T
+    targets = labels[:, 1:].flatten()
+    return F.cross_entropy(logits[:, :-1].flatten(0, 1), targets), logits
 
 
 def test_against_an_independent_implementation(model: MiniGPT) -> None:
@@ -88,7 +63,7 @@ def test_against_an_independent_implementation(model: MiniGPT) -> None:
         name: value.clone().requires_grad_()
         for name, value in model.state_dict().items()
     }
-    loss, logits = naive_gpt(state, inputs["input_ids"], inputs["labels"], heads=2)
+    loss, logits = gpt_of_torch(state, inputs["input_ids"], inputs["labels"], heads=2)
     output = model(**inputs)
     loss.backward()
     output.loss.backward()
