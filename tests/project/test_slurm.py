@@ -7,14 +7,14 @@ refuse: test_slurm_run.py.
 import json
 import shutil
 import sys
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 from forks import TRAIN_2, run_stages
 from project import copy_project, run_dvc
-from slurm import ENDED, Job, Slurm, missing, two_nodes
+from slurm import Slurm, missing, two_nodes
+from waiting import wait_for
 
 pytestmark = [
     pytest.mark.pipeline,
@@ -47,19 +47,11 @@ def states(project: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
-def await_checkpoint(job: Job, project: Path) -> None:
-    pattern = f"{CHECKPOINTS}/gloo-2-*/step-*/manifest.json"
-    deadline = time.monotonic() + 120
-    while not [*project.glob(pattern)]:
-        assert time.monotonic() < deadline, job.said
-        assert job.show("JobState") not in ENDED, job.said
-        time.sleep(0.05)
-
-
 def on_one_node(slurm: Slurm, project: Path) -> Outcome:
     """Gets the signal for the end of its time during training."""
     job = slurm.submit(project, ONE, "train@2")
-    await_checkpoint(job, project)
+    written = f"{CHECKPOINTS}/gloo-2-*/step-*/manifest.json"
+    wait_for(lambda: [*project.glob(written)], 1)
     job.signal("USR1", "--batch", job.number)
     job.wait_for({"PENDING"})
     job.start_soon()

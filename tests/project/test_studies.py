@@ -2,9 +2,8 @@
 
 import shutil
 from functools import cache
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType
+from runpy import run_path
 from typing import Any
 
 import pytest
@@ -20,19 +19,10 @@ from minitrain.core.schema import Section
 STUDIES = sorted(file.parent.name for file in ROOT.glob("studies/*/params.yaml"))
 
 
-def load_script(path: Path) -> ModuleType:
-    spec = spec_from_file_location(path.stem, path)
-    assert spec
-    assert spec.loader
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @cache
 def schema_of(name: str) -> type[Section]:
-    module = load_script(ROOT / "studies" / name / f"{name}_settings.py")
-    schema: type[Section] = getattr(module, name.capitalize())
+    module = run_path(str(ROOT / f"studies/{name}/{name}_settings.py"))
+    schema: type[Section] = module[name.capitalize()]
     return schema
 
 
