@@ -14,9 +14,7 @@ def texts(folder: Path, data: bytes, name: str = "mine.txt") -> list[str]:
 def test_lines_of_text_are_samples(tmp_path: Path) -> None:
     data = "One.\n\n  Zwölf Boxkämpfer.  \r\n \t\n三".encode()
     assert texts(tmp_path, data) == ["One.", "Zwölf Boxkämpfer.", "三"]
-
-
-def test_byte_order_mark_is_no_part_of_the_first_sample(tmp_path: Path) -> None:
+    # a byte order mark is no part of the first
     assert texts(tmp_path, b"\xef\xbb\xbfOne.\nTwo.\n") == ["One.", "Two."]
     data = b'\xef\xbb\xbf{"text": "One."}\n'
     assert texts(tmp_path, data, "mine.jsonl") == ["One."]

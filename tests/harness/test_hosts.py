@@ -51,9 +51,7 @@ def test_host_that_has_the_address_is_the_first() -> None:
         found = hosts_for(f"{line} {number}")
         assert found == Hosts(2, "127.0.0.1", 5000, LOOPBACK, number)
         assert found.is_first is is_first
-
-
-def test_ipv6_addresses_stand_in_brackets() -> None:
+    # addresses of IPv6 stand in brackets
     found = hosts_for("--nnodes 2 --rdzv-endpoint [fe80::1]:5000")
     assert found == Hosts(2, "fe80::1", 5000, HERE)
     assert found.endpoint == "[fe80::1]:5000"

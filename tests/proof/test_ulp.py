@@ -122,18 +122,17 @@ def test_places_between_integers(a: int, b: int, dtype: torch.dtype) -> None:
     assert (apart.max_ulp, apart.tensor) == (b - a, "w")
 
 
-def test_complex_numbers_are_compared_part_by_part() -> None:
+def test_other_types_and_a_tensor_that_requires_a_gradient() -> None:
     a, b = torch.tensor([1 + 2j, 3 + 4j]), torch.tensor([1 + 2j, 3 + 5j])
     # 4 to 5 is a quarter of the 2^23 places between 4 and 8
     assert distance({"w": a}, {"w": b}) == Distance(False, 2**21, 1.0, "w")
     assert distance({"w": a}, {"w": a.conj().conj()}).bytes_equal
     assert not distance({"w": a}, {"w": a.conj()}).bytes_equal
-
-
-def test_type_without_a_sign() -> None:
     # powers of two alone, so that 1 and 2 are neighbors
     a, b = (torch.tensor([x]).to(torch.float8_e8m0fnu) for x in (1.0, 2.0))
     assert distance({"w": a}, {"w": b}) == Distance(False, 1, 1.0, "w")
+    weight = torch.ones(2, requires_grad=True)
+    assert distance({"w": weight}, {"w": weight + 1}).max_abs_diff == 1
 
 
 def test_gap_of_a_tensor_longer_than_a_piece() -> None:
@@ -153,8 +152,3 @@ def test_same_bits_knows_nan_and_the_sign_of_zero() -> None:
     nan = torch.tensor([math.nan])
     assert same_bits(nan, nan.clone())
     assert not same_bits(torch.tensor([0.0]), torch.tensor([-0.0]))
-
-
-def test_tensor_that_requires_a_gradient() -> None:
-    weight = torch.ones(2, requires_grad=True)
-    assert distance({"w": weight}, {"w": weight + 1}).max_abs_diff == 1
