@@ -7,6 +7,8 @@ import pytest
 from project import PARAMS_FILE, set_params
 from report_inputs import provenance_of
 
+from minitrain.analysis.account import account, ddp_says, means
+from minitrain.analysis.stragglers import find_stragglers
 from minitrain.core.files import read_json, write_json, write_jsonl
 from minitrain.train.clock import kind_of_step
 from stages import timing
@@ -16,6 +18,8 @@ RUNS = {"gloo-1": 1, "gloo-2": 2}
 
 
 def step(number: int, rank: int) -> dict[str, Any]:
+    """A step; during the warm-up, everything takes 100 times as long."""
+    slow = 100 if number < WARMUP else 1
     row = {
         "data_ms": 1.0,
         "forward_ms": 20.0 + number % 3,
@@ -28,18 +32,23 @@ def step(number: int, rank: int) -> dict[str, Any]:
         "other_ms": 0.5,
         "optimizer_ms": 4.0,
         "step_ms": 97.0 + number % 3,
+        "ddp_forward_ms": 19.0,
+        "ddp_backward_ms": 69.0,
+        "ddp_backward_compute_ms": 58.0,
+        "ddp_comm_ms": 14.0 * slow,
     }
     if kind_of_step(number) == "bracketed":
         row["backward_compute_ms"] = 55.0 + number % 4
+    times = {name: slow * value for name, value in row.items()}
     return {
-        **row,
+        **times,
         "step": number,
         "rank": rank,
         "kind": kind_of_step(number),
         "recorded": number in (0, 1, 2, 20),
         "after_interruption": number == 25,
         "tokens": 50,
-        "last_bucket_at_ns": 10**9 * (number + 1) + rank * 1000,
+        "last_bucket_at_ns": 10**9 * (number + 1) + slow * rank * 1000,
     }
 
 
@@ -82,6 +91,25 @@ def test_run_on_a_busy_machine_is_marked() -> None:
     parts = pd.read_csv("metrics/account.csv").groupby("run")["mean_ms"]
     assert parts.count()["gloo-1"] > 0
     assert parts.count()["gloo-2"] == 0
+
+
+def test_no_step_of_the_warm_up_is_in_any_number() -> None:
+    written = timed_runs()
+    intervals = pd.read_csv("metrics/account.csv")
+    for run, world_size in RUNS.items():
+        rows = pd.DataFrame(rows_of(world_size))
+        late = rows[rows["step"] >= WARMUP]
+        # as without a warm-up
+        assert written[run]["account"] == means(account(late, 0))
+        assert written[run]["ddp_says"] == ddp_says(late, 0)
+        assert written[run]["stragglers"] == find_stragglers(late, 0).numbers()
+        assert written[run]["peak_memory_mb"] == 310.0
+        # 12 to 29 without the bracketed 14, 19, 24 and 29, the steps after these, the
+        # hashed 20, and 21
+        assert written[run]["num_steps_summarized"] == 10
+        assert written[run]["step_p95_ms"] < 100
+        assert written[run]["account"]["forward_ms"] < 30
+        assert intervals[intervals["run"] == run]["high_ms"].max() < 100
 
 
 def test_strategy_says_which_steps_tell_of_stragglers() -> None:
