@@ -19,7 +19,7 @@ from torch import Tensor
 from minitrain.analysis.rungs import CheckVerdict, Rung
 from minitrain.compare.diagnosis import Values, cause_of, locate
 from minitrain.compare.difference import UNKNOWN, Cause, Difference, What, Why, why
-from minitrain.compare.run_tolerance import FINAL, GRADIENTS, rungs_between
+from minitrain.compare.run_tolerance import FINAL, GRADIENTS, rungs_between, sampled_at
 from minitrain.compare.state_diff import Comparison, compare_states
 from minitrain.compare.states import read_state
 from minitrain.core.errors import UserError
@@ -52,11 +52,8 @@ class TrainingRun:
     @property
     def first_step(self) -> dict[str, dict[str, Tensor]]:
         """The sampled tensors of step 0: parameters before and after, gradients."""
-        sampled, found = sorted(self.sampled.items()), {}
-        for kind in ("before", "gradients", "after"):
-            start = f"0/{kind}/"
-            of = {n.removeprefix(start): t for n, t in sampled if n.startswith(start)}
-            found[kind] = of
+        kinds = ("before", "gradients", "after")
+        found = {kind: sampled_at(f"0/{kind}/", self.sampled) for kind in kinds}
         # the state before also has buffers
         before = found["before"].items()
         return found | {"before": {n: t for n, t in before if n in found["after"]}}
