@@ -26,12 +26,16 @@ def state(gradient: Tensor, after: Tensor | None = None) -> dict[str, Any]:
     return {name: {"w": tensor} for name, tensor in named.items()}
 
 
+REPLAY = state(RIGHT) | {"own": [{"w": own} for own in OWN]}
+
+
 # causes of real bugs are in tests/studies/test_bugs.py
 @pytest.mark.parametrize(
     ("gradient", "cause", "facts"),
     [
+        (RIGHT * 2, Cause.SUMMED, {"factor": pytest.approx(2.0)}),
         (RIGHT / 2, Cause.AVERAGED_TWICE, {"factor": pytest.approx(0.5)}),
-        (OWN[0], Cause.MISSING, {"ranks": [1]}),
+        (RIGHT * 3, Cause.SCALED, {}),
         (RIGHT * (1 + 2**-22), Cause.ROUNDING, {}),
         (RIGHT.flip(0), Cause.UNKNOWN, {}),
         (RIGHT[:2], Cause.UNKNOWN, {}),
@@ -43,27 +47,18 @@ def state(gradient: Tensor, after: Tensor | None = None) -> dict[str, Any]:
 def test_cause_in_gradients(
     gradient: Tensor, cause: Cause, facts: dict[str, Any]
 ) -> None:
-    replay = state(RIGHT) | {"own": [{"w": own} for own in OWN]}
-    found = cause_of("gradients", BOTH, Values([state(gradient)] * 2, replay, SHARES))
-    assert found.cause == cause
-    assert found.facts == {**found.facts} | facts
-    assert str(found)
+    """With the ranks' own gradients, as of a replay, and without, as of two runs."""
+    ours = [state(gradient)] * 2
+    for values in (Values(ours, REPLAY, SHARES), Values(ours, state(RIGHT), [])):
+        found = cause_of("gradients", BOTH, values)
+        assert found.cause == cause
+        assert found.facts == {**found.facts} | facts
+        assert str(found)
 
 
-@pytest.mark.parametrize(
-    ("ours", "ranks", "cause"),
-    [
-        (2.0 * RIGHT, BOTH, Cause.SUMMED),
-        (RIGHT / 2, BOTH, Cause.AVERAGED_TWICE),
-        (3.0 * RIGHT, BOTH, Cause.SCALED),
-        (RIGHT * (1 + 2**-22), BOTH, Cause.ROUNDING),
-        (RIGHT.flip(0), BOTH, Cause.UNKNOWN),
-        (RIGHT[:2], BOTH, Cause.UNKNOWN),
-    ],
-)
-def test_cause_of_a_pair(ours: Tensor, ranks: list[int], cause: Cause) -> None:
-    pair = Values([state(ours)] * 2, state(RIGHT), [])
-    assert cause_of("gradients", ranks, pair).cause == cause
+def test_missing_rank_shows_in_own_gradients() -> None:
+    found = cause_of("gradients", BOTH, Values([state(OWN[0])] * 2, REPLAY, SHARES))
+    assert (found.cause, found.facts["ranks"]) == (Cause.MISSING, [1])
 
 
 @pytest.mark.parametrize(
