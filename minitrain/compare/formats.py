@@ -36,6 +36,7 @@ NESTED = object()
 PLAIN: dict[str, Any] = {
     "collections.defaultdict": dict,
     "collections.deque": list,
+    "collections.OrderedDict": dict,
     "builtins.bytes": bytes,
 }
 NUMPY = "numpy."
@@ -240,8 +241,6 @@ class _Metadata(pickle.Unpickler):
             return getattr(torch, name)
         if (module, name) == ("torch", "Size"):
             return lambda sizes=(): tuple(map(int, sizes))
-        if (module, name) == ("collections", "OrderedDict"):
-            return dict
         return _stand_in(f"{module}.{name}")
 
 

@@ -67,11 +67,8 @@ def compare_states(a: State, b: State) -> Comparison:
     (:func:`align`); one pair of tensors is in memory at a time.
     """
     objects = sorted({*a.objects.items()} | {*b.objects.items()})
-    aligned = align(a, b)
-    a, b = aligned.a, aligned.b
-    found = Comparison(
-        objects=[f"{name} ({path})" for name, path in objects], said=aligned.said
-    )
+    a, b, said, left = align(a, b)
+    found = Comparison(objects=[f"{n} ({path})" for n, path in objects], said=said)
     ours, theirs = ({**state.tensors, **state.values} for state in (a, b))
     both = [name for name in ours if name in theirs]
     gaps: dict[str, Gap] = {}
@@ -93,7 +90,7 @@ def compare_states(a: State, b: State) -> Comparison:
         _measure(gaps, found)
     only = [[n for n in x if n not in y] for x, y in ((ours, theirs), (theirs, ours))]
     found.aliases = _aliases(a, only[0], both) | _aliases(b, only[1], both)
-    only = [names + left for names, left in zip(only, aligned.left, strict=True)]
+    only = [names + more for names, more in zip(only, left, strict=True)]
     found.only_in_a, found.only_in_b = (
         [name for name in names if name not in found.aliases] for names in only
     )

@@ -104,34 +104,28 @@ def _is_plain(tensor: Tensor) -> bool:
     return tensor.layout is torch.strided and not (is_other or is_part)
 
 
-@dataclass(frozen=True)
-class Aligned:
-    """Two states with matching names; ``said``: messages on changes of names. ``left``:
-    if a model was found inside a checkpoint, names outside of it that are differences.
-    """
-
-    a: State
-    b: State
-    said: list[str]
-    left: tuple[list[str], list[str]] = ([], [])
+Aligned = tuple[State, State, list[str], list[list[str]]]
 
 
 def align(a: State, b: State) -> Aligned:
-    """Return both states with names changed so that they match.
+    """Return both states with names changed so that they match, messages on the
+    changes, and for each state, if a model was found inside of it, the names outside of
+    the model that are differences.
 
     If no tensor has the same name in both, remove what wrappers (DDP, ...) add, then
     search for the model inside a checkpoint; names stay if its place is ambiguous.
     """
+    as_they_are: Aligned = (a, b, [], [[], []])
     if {*a.tensors} & {*b.tensors}:
-        return Aligned(a, b, [])
+        return as_they_are
     sides = [state.renamed(_plain) for state in (a, b)]
     has_words = any(_plain(name) != name for name in (*a.tensors, *b.tensors))
     said = [PLAIN] if has_words else []
     if {*sides[0].tensors} & {*sides[1].tensors}:
-        return Aligned(sides[0], sides[1], said)
+        return sides[0], sides[1], said, [[], []]
     roots = _best_roots(*({*state.tensors} for state in sides))
     if roots is None:
-        return Aligned(a, b, [])
+        return as_they_are
     left = []
     for side, state, root in zip("AB", sides, roots, strict=True):
         within = _within(root)
@@ -143,7 +137,7 @@ def align(a: State, b: State) -> Aligned:
         # an optimizer is no difference, but other tensors of the model are
         left = [_rest(*of) for of in zip(left, sides, roots, strict=True)]
     inside = [s.renamed(_within(root)) for s, root in zip(sides, roots, strict=True)]
-    return Aligned(inside[0], inside[1], said, (left[0], left[1]))
+    return inside[0], inside[1], said, left
 
 
 def _rest(left: list[str], state: State, root: str) -> list[str]:

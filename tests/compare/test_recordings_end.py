@@ -161,23 +161,24 @@ def changed(name: str, change: Callable[[torch.Tensor], Any]) -> Callable[..., N
     return after
 
 
-FAULTS = {
-    "momentum": ("norm.running_mean", lambda b: b.mul_(1.5)),
-    "nan": ("norm.running_var", lambda b: b.fill_(math.nan)),
-    "average": ("average", lambda b: b.mul_(0.9)),
-    "count": ("count", lambda b: b.add_(1)),
-}
-
-
 def test_buffers_apart_by_rounding_are_the_same(tmp_path: Path) -> None:
     found = compared(tmp_path, OTHER_ORDER, model=Average, optimizer=sgd)
     assert "=" not in {step.mark for step in found.steps[1:]}
     assert found.verdict == SAME
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_buffers_that_training_does_not_read(tmp_path: Path, fault: str) -> None:
-    name, change = FAULTS[fault]
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("norm.running_mean", lambda b: b.mul_(1.5)),
+        ("norm.running_var", lambda b: b.fill_(math.nan)),
+        ("average", lambda b: b.mul_(0.9)),
+        ("count", lambda b: b.add_(1)),
+    ],
+)
+def test_buffers_that_training_does_not_read(
+    tmp_path: Path, name: str, change: Any
+) -> None:
     changes = OTHER_ORDER | {"after": changed(name, change)}
     found = compared(tmp_path, changes, model=Average, optimizer=sgd)
     assert found.verdict == "undecided"
