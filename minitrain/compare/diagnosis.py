@@ -116,9 +116,7 @@ def cause_of(
 
 
 def _of_step(ours: State, theirs: State, world_size: int, side: str) -> Why:
-    """Return why parameters of ``ours`` (named ``side``) and ``theirs`` differ after a
-    step with the same gradients; UNKNOWN if no pattern fits.
-    """
+    # why parameters differ after a step with the same gradients
     before, after = (
         [flat(state[when]) for state in (ours, theirs)] for when in ("before", "after")
     )

@@ -8,7 +8,7 @@ from before the all-reduce, or the gradients of their micro-batches.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import accumulate, chain
+from itertools import chain
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -348,11 +348,10 @@ def _by_passes(side: _Side, other: _Side, names: Iterable[str]) -> Why | None:
     if fits is None or max(fits[0][1], fits[1][1]) >= CLOSE:
         return None
     factors, of_other = (one for one, _ in fits)
-    ends = [*accumulate(counts)]
     within = [
-        one[end - count : end]
+        of_rank.tolist()
         for one in (factors, of_other)
-        for end, count in zip(ends, counts, strict=True)
+        for of_rank in torch.tensor(one, dtype=torch.float64).split(counts)
     ]
     means = Cause.MEANS if all(map(_are_alike, within)) else Cause.MEANS_OF_PASSES
     cause = cause_in_factors(factors, of_other, (side.name, other.name), means)
