@@ -172,7 +172,7 @@ def header(recording: Recording) -> Row:
 
 def rows_at(recording: Recording, key: tuple[int, int]) -> dict[int, Row]:
     """Return the rows for ``key``, (optimizer, step), by rank; not all may have one."""
-    ranks = sorted(recording.ranks.items())
+    ranks = recording.ranks.items()
     return {rank: one.steps[key] for rank, one in ranks if key in one.steps}
 
 
@@ -243,7 +243,7 @@ def _rows_at_end(
 
 def _trajectory(a: Recording, b: Recording, optimizer: int) -> Trajectory:
     # take the first rank that recorded steps of the optimizer: all move alike
-    ranks = [one for _, one in sorted(a.ranks.items())]
+    ranks = a.ranks.values()
     one = next(r for r in ranks if any(key[0] == optimizer for key in r.steps))
     rows = [row for key, row in sorted(one.steps.items()) if key[0] == optimizer]
     first, about = rows[0]["parameters"], one.header["parameters"]

@@ -231,8 +231,7 @@ def asides_of(a: Recording, b: Recording, steps: Sequence[StepCompared]) -> list
         if ours[key] != theirs[key]
     ]
     said += [f"{s} is a twin" for s, h in zip("AB", heads, strict=True) if h["twin"]]
-    first_a, first_b = (r.ranks[min(r.ranks)].header["start"] for r in (a, b))
-    if _unlike_names(first_a, first_b):
+    if _unlike_names(heads[0]["start"], heads[1]["start"]):
         said.append("start weights: other bits")
     if _also_in(a) & _also_in(b) and any(step.mark in "~?" for step in steps):
         said.append("modules given by `also` may differ: only equal bits are compared")
