@@ -163,7 +163,7 @@ def in_words(found: "Comparison") -> str:
 
 def _asides(found: "Comparison") -> Iterator[str]:
     # yield lines that do not count as differences
-    for clause in found.said:
+    for clause in found.notes:
         yield f"names: {clause}"
     if found.objects:
         yield f"not compared (Python objects): {some(found.objects)}"

@@ -195,12 +195,12 @@ class Links:
                 another text. The error, raised on every rank, names that rank. The
                 links are then closed.
         """
-        said = brings.ljust(BRINGS_BYTES)
+        brought = brings.ljust(BRINGS_BYTES)
         deadline = time.monotonic() + self._timeout_s
         for peer in self._peers.values():
             # a rank that ended may have sent its message before: received below
             with suppress(OSError):
-                peer.send(self._heads[self._rank] + said)
+                peer.send(self._heads[self._rank] + brought)
         for rank, peer in self._peers.items():
             try:
                 received = _listen(peer, deadline)
@@ -213,7 +213,7 @@ class Links:
             lost = self._heads.index(received[:HEAD_BYTES])
             if lost != rank:
                 self._give_up(lost, f"says rank {self._names[rank]}")
-            if received[HEAD_BYTES:] != said:
+            if received[HEAD_BYTES:] != brought:
                 # the others have the message of this rank, and see it themselves
                 self.close()
                 raise RankError(

@@ -185,7 +185,7 @@ def _ends(ranks: Sequence[OfRank]) -> Counter[str]:
 
 def unseen_in(a: Recording, b: Recording, places: Sequence[StepPair]) -> list[str]:
     """Return messages on values that were not recorded, and so are not compared."""
-    said = []
+    notes = []
     ends = [one.end for r in (a, b) for one in r.ranks.values() if one.end is not None]
     blind = any("parameters" not in end for end in ends)
     for number in sorted({place.optimizer for place in places}):
@@ -194,22 +194,22 @@ def unseen_in(a: Recording, b: Recording, places: Sequence[StepPair]) -> list[st
         last = here[-1].step
         rows = [row for p in here for side in (p.a, p.b) for row in side.values()]
         if not any(row["gradients"] for row in rows):
-            said.append(f"no gradients{of} were recorded, so none are compared")
+            notes.append(f"no gradients{of} were recorded, so none are compared")
         # ranks without an end are not complete
         count = max((end["steps"].get(str(number), 0) for end in ends), default=0)
         if blind and (count > last + 1 or any("also" in row for row in rows)):
-            said.append(f"what came after step {last}{of} was not recorded")
+            notes.append(f"what came after step {last}{of} was not recorded")
     read = [
         any(samples(align.rows_at(r, key)) for key in align.keys_of(r)) for r in (a, b)
     ]
     if not all(read):
         where = " and ".join(s for s, of in zip("AB", read, strict=True) if not of)
-        said.append(f"no samples were recorded in {where}, so data is not compared")
+        notes.append(f"no samples were recorded in {where}, so data is not compared")
     in_a, in_b = _also_in(a), _also_in(b)
     if only := sorted(in_a ^ in_b):
         where = f"{only[0]} in {'A' if only[0] in in_a else 'B'} alone"
-        said.append(f"`also` has other tensors ({where}), so not all are compared")
-    return said
+        notes.append(f"`also` has other tensors ({where}), so not all are compared")
+    return notes
 
 
 def _also_in(recording: Recording) -> set[str]:
@@ -225,14 +225,14 @@ def asides_of(a: Recording, b: Recording, steps: Sequence[StepCompared]) -> list
         | {"types": "/".join(sorted({p["dtype"] for p in head["parameters"].values()}))}
         for head in heads
     )
-    said = [
+    notes = [
         f"{key}: {ours[key]} in A, {theirs[key]} in B"
         for key in ours
         if ours[key] != theirs[key]
     ]
-    said += [f"{s} is a twin" for s, h in zip("AB", heads, strict=True) if h["twin"]]
+    notes += [f"{s} is a twin" for s, h in zip("AB", heads, strict=True) if h["twin"]]
     if _unlike_names(heads[0]["start"], heads[1]["start"]):
-        said.append("start weights: other bits")
+        notes.append("start weights: other bits")
     if _also_in(a) & _also_in(b) and any(step.mark in "~?" for step in steps):
-        said.append("modules given by `also` may differ: only equal bits are compared")
-    return said
+        notes.append("modules given by `also` may differ: only equal bits are compared")
+    return notes

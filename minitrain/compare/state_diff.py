@@ -38,7 +38,7 @@ class Comparison:
     The counts are for entries in both. ``unlike``: tensors with another dtype or shape;
     ``values``: other entries that differ. The largest distances exclude the tensors
     ``without_distance``, which contain a NaN. ``aliases``: second names of tied
-    weights, in one state only; no difference. ``said``: lines on names that were
+    weights, in one state only; no difference. ``notes``: lines on names that were
     changed for the comparison. ``objects``: Python objects, which are not compared.
     """
 
@@ -58,7 +58,7 @@ class Comparison:
     values: dict[str, str] = field(default_factory=dict)
     without_distance: list[str] = field(default_factory=list)
     aliases: dict[str, str] = field(default_factory=dict)
-    said: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     objects: list[str] = field(default_factory=list)
 
 
@@ -67,8 +67,8 @@ def compare_states(a: State, b: State) -> Comparison:
     (:func:`align`); one pair of tensors is in memory at a time.
     """
     objects = sorted({*a.objects.items()} | {*b.objects.items()})
-    a, b, said, left = align(a, b)
-    found = Comparison(objects=[f"{n} ({path})" for n, path in objects], said=said)
+    a, b, notes, left = align(a, b)
+    found = Comparison(objects=[f"{n} ({path})" for n, path in objects], notes=notes)
     ours, theirs = ({**state.tensors, **state.values} for state in (a, b))
     both = [name for name in ours if name in theirs]
     gaps: dict[str, Gap] = {}

@@ -120,9 +120,9 @@ def align(a: State, b: State) -> Aligned:
         return as_they_are
     sides = [state.renamed(_plain) for state in (a, b)]
     has_words = any(_plain(name) != name for name in (*a.tensors, *b.tensors))
-    said = [PLAIN] if has_words else []
+    notes = [PLAIN] if has_words else []
     if {*sides[0].tensors} & {*sides[1].tensors}:
-        return sides[0], sides[1], said, [[], []]
+        return sides[0], sides[1], notes, [[], []]
     roots = _best_roots(*({*state.tensors} for state in sides))
     if roots is None:
         return as_they_are
@@ -132,12 +132,14 @@ def align(a: State, b: State) -> Aligned:
         names = [*state.tensors, *state.values]
         left.append([name for name in names if within(name) is None])
         if root:
-            said.append(f"{side} is its entry {root!r}, without {len(left[-1])} others")
+            notes.append(
+                f"{side} is its entry {root!r}, without {len(left[-1])} others"
+            )
     if not all(left):
         # an optimizer is no difference, but other tensors of the model are
         left = [_rest(*of) for of in zip(left, sides, roots, strict=True)]
     inside = [s.renamed(_within(root)) for s, root in zip(sides, roots, strict=True)]
-    return inside[0], inside[1], said, left
+    return inside[0], inside[1], notes, left
 
 
 def _rest(left: list[str], state: State, root: str) -> list[str]:

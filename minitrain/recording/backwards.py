@@ -24,12 +24,12 @@ MOST_PASSES = 16
 
 @dataclass
 class TrainingPass:
-    """A training pass, with its ``number`` among recorded ones. ``told``: facts for the
+    """A training pass, with its ``number`` among recorded ones. ``facts``: fields of
     row of its step. ``first``: more facts, None unless it is the step's first pass.
     """
 
     number: int
-    told: Row
+    facts: Row
     first: Row | None = None
     losses: list[Tensor | float] = field(default_factory=list)
     # whether a backward pass came next
@@ -149,7 +149,7 @@ class Backwards:
         last = self._last_forward
         # sketches of sparse ones cannot be added: their indices differ
         is_dense = not stays_sparse(gradient)
-        if is_dense and (last is None or last.told["synced"] is not False):
+        if is_dense and (last is None or last.facts["synced"] is not False):
             self._own_sketches[name] = sketch(gradient)
 
     def take(

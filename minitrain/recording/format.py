@@ -130,8 +130,8 @@ def read_recording(folder: Path) -> Recording:
     for key in ("world_size", "every", "twin"):
         values = {str(one.header[key]): rank for rank, one in ranks.items()}
         if len(values) > 1:
-            told = ", ".join(f"{value} on rank {r}" for value, r in values.items())
-            raise UserError(f"{folder}: ranks of different runs: {key} is {told}")
+            which = ", ".join(f"{value} on rank {r}" for value, r in values.items())
+            raise UserError(f"{folder}: ranks of different runs: {key} is {which}")
     recording = Recording(folder, ranks)
     if max(ranks) >= recording.world_size:
         raise UserError(

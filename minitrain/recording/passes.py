@@ -48,7 +48,7 @@ class Passes:
         """Record a pass as it begins."""
         group = getattr(wrapper, "process_group", None)
         random = self._random()
-        told = read(module, args, options) | {
+        facts = read(module, args, options) | {
             "wrapper": "" if wrapper is None else type(wrapper).__name__,
             "wrapper_id": self._wrappers.count,
             "synced": getattr(wrapper, "require_backward_grad_sync", None),
@@ -58,7 +58,7 @@ class Passes:
         }
         if self.calls is not None:
             self.calls.listen(self._inner, module)
-        one = TrainingPass(self._count, told)
+        one = TrainingPass(self._count, facts)
         self.backwards.pass_begins(one)
         self._kept.append(one)
         self._count += 1
@@ -76,19 +76,19 @@ class Passes:
         if self.calls is not None:
             self.calls.forget()
             if self._kept:
-                self._kept[-1].told["modules"] = self.calls.calls
+                self._kept[-1].facts["modules"] = self.calls.calls
 
     def look_for_draws(self) -> None:
         """Record whether the last pass, or its loss, drew random numbers so far."""
-        if self._kept and not (told := self._kept[-1].told)["draws"]:
-            told["draws"] = self._random() != told["random"]
+        if self._kept and not (facts := self._kept[-1].facts)["draws"]:
+            facts["draws"] = self._random() != facts["random"]
 
     def loss(self, loss: Tensor | float) -> None:
         """Add a loss of the last pass."""
         if self._kept:
             # the loop may change it in place
-            told = loss.detach().clone() if isinstance(loss, Tensor) else loss
-            self._kept[-1].losses.append(told)
+            kept = loss.detach().clone() if isinstance(loss, Tensor) else loss
+            self._kept[-1].losses.append(kept)
 
     def listen(self, optimizers: Optimizers) -> None:
         """Add hooks to all of the model's parameters that require a gradient now."""

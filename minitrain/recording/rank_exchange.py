@@ -100,8 +100,8 @@ class Meetings:
     def _found(self, place: str, step: int) -> Alarm | None:
         everyone = range(self.world_size)
         came = [rank for rank in everyone if self.store.check([f"at {rank}"])]
-        told = self.store.multi_get([f"at {rank}" for rank in came])
-        at = {rank: json.loads(one) for rank, one in zip(came, told, strict=True)}
+        written = self.store.multi_get([f"at {rank}" for rank in came])
+        at = {rank: json.loads(one) for rank, one in zip(came, written, strict=True)}
         if late := [r for r in everyone if r not in at or at[r][0] < self._number]:
             what = f"did not come to {place} within {self.timeout_s:g} s{ENDS_HERE}"
             return Alarm("ranks", step, what, ranks=late)

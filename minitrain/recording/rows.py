@@ -142,7 +142,7 @@ class StepRows:
             # the gradients of earlier passes were dropped
             since = min(gradient.since for gradient in known.values())
             passes = [one for one in passes if one.number >= since]
-        facts = [one.told for one in passes]
+        facts = [one.facts for one in passes]
         last = facts[-1] if facts else NO_PASS
         row |= first | {key: last[key] for key in NO_PASS}
         row |= {k: [t[k] for t in facts] for k in ("inputs", "beside", "unpadded")}
@@ -157,7 +157,7 @@ class StepRows:
         }
         trained = {name: p for name, p in mine.items() if p.requires_grad}
         sharded = any(map(hooks.is_in_parts, trained.values()))
-        reductions = sum(one.has_backward for one in passes if one.told["synced"])
+        reductions = sum(one.has_backward for one in passes if one.facts["synced"])
         # without hooks at its last step, a gradient from before that is not recognized
         seen = stepped.steps and stepped.last >= self._passes.seen_from
         samples = [t["unlabelled"] for t in facts]

@@ -102,8 +102,8 @@ def parted_at_the_end(ends: Rows, before: Sequence[Rows]) -> Iterable[Alarm]:
     (name, ranks), far = _unlike(ends), apart(ends)
     parted = any(_unlike(rows)[1] for rows in before)
     # ranks that had parted were reported, or their gradients differ by rounding
-    told = parted and (far <= FAR or any(apart(rows) > FAR for rows in before))
-    if ranks and not told:
+    explained = parted and (far <= FAR or any(apart(rows) > FAR for rows in before))
+    if ranks and not explained:
         what = "differ from the other ranks at the end, about "
         what += f"{far:.1g} of the model apart"
         cause = "a step after the last recorded one: every=1 finds it and its cause"

@@ -90,7 +90,7 @@ def test_distributed_checkpoint(tmp_path: Path, plain: Path) -> None:
     assert state.values == {"optimizer.lr": 0.1}
     found = compare_states(state, read_state(plain))
     assert (found.equal, found.num_tensors) == (True, 2)
-    assert found.said[-1] == "A is its entry 'model', without 2 others"
+    assert found.notes[-1] == "A is its entry 'model', without 2 others"
     other = {**STATE, "w": STATE["w"] + 1}
     again = distcp(tmp_path / "other", {"model": other})
     assert not compare_states(read_state(again), read_state(plain)).equal

@@ -322,7 +322,7 @@ def test_same_model_by_other_names(
     a: dict[str, float], b: dict[str, float], said: list[str]
 ) -> None:
     found = compare_states(state(a), state(b))
-    assert (found.equal, found.num_tensors, found.said) == (True, 3, said)
+    assert (found.equal, found.num_tensors, found.notes) == (True, 3, said)
     # and one that is not equal is not made so
     other = compare_states(state(a), state({**b, [*b][1]: 7.0}))
     assert (other.equal, other.num_different_tensors) == (False, 1)
@@ -355,4 +355,4 @@ def test_names_that_cannot_be_aligned(
     assert found.only_in_a
     assert found.only_in_b
     if not num_tensors:
-        assert (found.only_in_a, found.said) == ([*a], [])
+        assert (found.only_in_a, found.notes) == ([*a], [])
