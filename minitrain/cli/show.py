@@ -46,13 +46,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def answer(options: argparse.Namespace) -> Answer:
     """Describe one recording, or compare two; ``ok``: no alarm, same computation."""
-    from minitrain.recording.shown import read_shown
+    from minitrain.recording.shown import show
 
     # not a recording, nor a script, in the place of the page
     if (page := options.html) and (page.suffix != ".html" or page.is_dir()):
         raise UserError(f"--html: {page}: must be a file and end in .html")
     folders = [one for one in (options.folder, options.other) if one is not None]
-    shown = [read_shown(folder).facts() for folder in folders]
+    shown = [show(folder) for folder in folders]
     paragraphs = [as_lines([*_findings(f), *times_in_words(f)]) for f in shown]
     facts: dict[str, Any] = shown[0]
     ok = not any(one["alarms"] for one in shown)

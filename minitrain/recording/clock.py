@@ -181,17 +181,17 @@ class RecordingClock:
             self._file = None
 
     def _write(self) -> None:
-        while self._unread and self._has_happened(self._unread[0][1]):
-            (step, optimizer, recorded), timed = self._unread.popleft()
+        while self._unread:
+            (step, optimizer, recorded), timed = self._unread[0]
+            if self._on_gpu and not timed.spans[-1][2].query():
+                return
+            self._unread.popleft()
             times = dict.fromkeys(PARTS, 0.0)
             for part, begin, end in timed.spans:
                 times[part] += _ms(begin, end)
             cells = [step, optimizer, *(f"{times[part]:.4f}" for part in PARTS)]
             cells += ["" if (at := timed.last_gradient_ns) is None else at]
             self._append([*cells, timed.samples, int(recorded), timed.evals])
-
-    def _has_happened(self, timed: Timed) -> bool:
-        return not self._on_gpu or bool(timed.spans[-1][2].query())
 
     def _append(self, cells: list[Any]) -> None:
         try:

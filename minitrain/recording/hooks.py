@@ -62,23 +62,13 @@ class Tap:
         return getattr, (nullcontext(), "__exit__")
 
 
-def inside(module: nn.Module) -> nn.Module | None:
-    """Return the module that a wrapper such as DDP holds; None for other modules."""
-    children = dict(module.named_children())
-    for name in INSIDE:
-        if name in children and len(_ids(module) - _ids(children[name])) == 0:
-            return children[name]
-    return None
-
-
-def _ids(module: nn.Module) -> set[int]:
-    return {id(parameter) for parameter in module.parameters()}
-
-
 def innermost(model: nn.Module) -> nn.Module:
     """Return the user's own model, without wrappers such as DDP or torch.compile's."""
-    while (inner := inside(model)) is not None:
-        model = inner
+    children = dict(model.named_children())
+    for name in INSIDE:
+        # a wrapper has no parameters of its own
+        if name in children and {*model.parameters()} <= {*children[name].parameters()}:
+            return innermost(children[name])
     return model
 
 
@@ -153,11 +143,6 @@ def require_whole(inner: nn.Module) -> None:
             "record: fully_shard(model) was called after the recorder's start: call it "
             "before"
         )
-
-
-def named_tensors(inner: nn.Module) -> dict[str, Tensor]:
-    """Return the current parameters and buffers by name, without wrappers' prefixes."""
-    return plain_names(inner, [*inner.named_parameters(), *inner.named_buffers()])
 
 
 def is_training_pass(module: nn.Module) -> bool:

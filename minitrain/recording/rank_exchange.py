@@ -297,16 +297,14 @@ class RankExchange:
             printer = next(rank for rank in count() if rank not in missed)
             if self._rank == printer:
                 print_note(one.line)
-                self._point_to(page_on(one.row()))
+                page = page_on(one.row())
+                if page and page not in self._pages:
+                    self._pages.add(page)
+                    print_note(f"minitrain: see {page}")
             if one.severe and self._raises and ends is None:
                 ends = one.line
         if ends is not None:
             raise EvidenceError(ends)
-
-    def _point_to(self, page: str) -> None:
-        if page and page not in self._pages:
-            self._pages.add(page)
-            print_note(f"minitrain: see {page}")
 
 
 def _step_of(row: Row) -> int:

@@ -122,11 +122,13 @@ class StepRows:
         return row
 
     def _beside_the_model(self) -> dict[str, str]:
-        return {
-            f"{name}.{of}": digest(tensor)
-            for name, module in self._also.items()
-            for of, tensor in hooks.named_tensors(hooks.innermost(module)).items()
-        }
+        found = {}
+        for name, module in self._also.items():
+            inner = hooks.innermost(module)
+            tensors = [*inner.named_parameters(), *inner.named_buffers()]
+            for of, tensor in hooks.plain_names(inner, tensors).items():
+                found[f"{name}.{of}"] = digest(tensor)
+        return found
 
     def _add_causes(
         self, row: Row, stepped: Stepped, named: dict[str, nn.Parameter]

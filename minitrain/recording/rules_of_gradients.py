@@ -246,7 +246,7 @@ def _difference(
     share = f"{len(differ)} of {len(rows[0]['gradients'])} tensors"
     if found is None:
         return f"differ from the other ranks ({share})", "unknown", True
-    alone = [r for r, row in enumerate(rows) if _keeps_its_own(row, *found.own_in(r))]
+    alone = [r for r, row in enumerate(rows) if _keeps_its_own(row, found, r)]
     if {*ranks} <= {*alone}:
         cause = _not_synchronized(rows, before, differ, alone)
         return f"each keeps its own ({share})", cause, True
@@ -269,10 +269,11 @@ def _difference(
     return what, cause, True
 
 
-def _keeps_its_own(row: Row, factor: float, rest: float, of_mean: float) -> bool:
+def _keeps_its_own(row: Row, found: Sketches, rank: int) -> bool:
     # or keeps a multiple. If a wrapper averages, all may have read the same data
     least = ROUNDING if row["wrapper"] and row["synced"] else 0.0
-    return rest < CLOSE and max(BETTER * rest, least) < of_mean
+    rest = as_multiple(found.gradients[rank], found.own[rank])[1]
+    return rest < CLOSE and max(BETTER * rest, least) < found.in_mean(rank)[1]
 
 
 def _not_synchronized(

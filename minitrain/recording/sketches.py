@@ -96,12 +96,6 @@ class Sketches:
         """Fit a rank's gradient by factor times mean: return factor and residual."""
         return as_multiple(self.gradients[rank], self.own.mean(0))
 
-    def own_in(self, rank: int) -> tuple[float, float, float]:
-        """Fit a rank's gradient by its own; return also the residual of the mean."""
-        gradient = self.gradients[rank]
-        factor, rest = as_multiple(gradient, self.own[rank])
-        return factor, rest, self.in_mean(rank)[1]
-
 
 def comparable(rows: Rows) -> list[str]:
     """Return names of tensors whose gradient, own and reduced, every rank has."""
