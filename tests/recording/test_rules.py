@@ -313,8 +313,11 @@ def test_one_sample_a_step_may_be_the_same_once() -> None:
 def test_unlike_steps() -> None:
     rows = rows_of(1, OWN)
     rows[1] |= {"step": 2}
-    found = only(alarms_of(rows, BEFORE))
+    judge = Judge()
+    found = only(judge.see(rows))
     assert (found.rule, found.ranks) == ("steps", [1])
+    # nothing more is compared
+    assert judge.see(rows_of(2, OWN, OWN)) == []
     assert "at step 2, but elsewhere step 1" in found.line
     rows[1] = {"kind": "end", "steps": {"0": 1}, "forwards": 1}
     assert "at the end, but elsewhere" in only(alarms_of(rows, BEFORE)).line
@@ -413,11 +416,3 @@ def test_ranks_apart_by_rounding_have_parameters_apart() -> None:
     assert [one.rule for one in judge.see(rows)] == ["gradients"]
     (found,) = judge.see(rows_of(1, OWN, OWN, inputs=samples_of))
     assert (found.rule, found.severe) == ("gradients", True)
-
-
-def test_a_judge_has_nothing_to_say_after_ranks_are_at_unlike_steps() -> None:
-    judge = Judge()
-    rows = rows_of(1, OWN)
-    rows[1] |= {"step": 2}
-    assert only(judge.see(rows)).rule == "steps"
-    assert judge.see(rows_of(2, OWN, OWN)) == []
