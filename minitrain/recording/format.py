@@ -11,7 +11,7 @@ import json
 import os
 import re
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -35,9 +35,9 @@ class OfRank:
     """
 
     header: Row
-    steps: dict[tuple[int, int], Row] = field(default_factory=dict)
-    alarms: list[Row] = field(default_factory=list)
-    end: Row | None = None
+    steps: dict[tuple[int, int], Row]
+    alarms: list[Row]
+    end: Row | None
 
 
 @dataclass(frozen=True)
@@ -157,11 +157,11 @@ def _read_rank(folder: Path, rank: int) -> OfRank | None:
     if header["kind"] != "recording" or header["rank"] != rank:
         raise UserError(f"{path}: line 1: not the header of a recording of rank {rank}")
     steps = {(r["optimizer"], r["step"]): r for r in rows if r["kind"] == "step"}
-    found = OfRank(header, steps, [r for r in rows if r["kind"] in ("alarm", "note")])
+    alarms = [row for row in rows if row["kind"] in ("alarm", "note")]
     ends = [row for row in rows if row["kind"] == "end"]
-    if len(steps) + len(found.alarms) + len(ends) != len(rows) or len(ends) > 1:
+    if len(steps) + len(alarms) + len(ends) != len(rows) or len(ends) > 1:
         raise UserError(f"{path}: damaged: a header, a step or the end is there twice")
-    return replace(found, end=ends[0]) if ends else found
+    return OfRank(header, steps, alarms, ends[0] if ends else None)
 
 
 def _row(path: Path, number: int, line: bytes) -> Row:

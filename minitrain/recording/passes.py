@@ -27,13 +27,11 @@ class Passes:
     With ``modules``, ``calls`` records calls of modules within a pass, until it is set
     to None. ``forwards`` counts training passes, recorded or not. ``backwards`` has the
     gradients of recorded passes; ``seen_from`` is the number of all optimizers' steps
-    when its hooks came.
+    when its hooks came. ``wrappers`` are those seen so far.
     """
 
-    def __init__(
-        self, inner: nn.Module, wrappers: hooks.Wrappers, modules: bool
-    ) -> None:
-        self._inner, self._wrappers = inner, wrappers
+    def __init__(self, inner: nn.Module, modules: bool) -> None:
+        self._inner, self.wrappers = inner, hooks.Wrappers()
         self.calls = ModuleCalls() if modules else None
         self.forwards = 0
         self.backwards, self.seen_from = Backwards(), 0
@@ -50,7 +48,7 @@ class Passes:
         random = self._random()
         facts = read(module, args, options) | {
             "wrapper": "" if wrapper is None else type(wrapper).__name__,
-            "wrapper_id": self._wrappers.count,
+            "wrapper_id": self.wrappers.count,
             "synced": getattr(wrapper, "require_backward_grad_sync", None),
             "group": group.size() if isinstance(group, dist.ProcessGroup) else None,
             "random": random,

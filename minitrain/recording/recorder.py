@@ -96,8 +96,7 @@ class Recorder:
         self._every = every
         self._raises, self._timeout_s = on_alarm == "raise", timeout_s
         self._called = hooks.called_modules(self._inner)
-        self._wrappers = hooks.Wrappers()
-        self._passes = Passes(self._inner, self._wrappers, modules)
+        self._passes = Passes(self._inner, modules)
         self._rows = StepRows(self._inner, also, self._passes)
         self._optimizers = Optimizers(
             unwrapped(optimizer), self._inner, self._step_begins, self._step_ended
@@ -213,7 +212,7 @@ class Recorder:
         passes.forwards += 1
         if not self._due:
             return
-        wrapper = self._wrappers.around(module)
+        wrapper = passes.wrappers.around(module)
         exchange = self.begin()
         if passes.forwards == 1 and hooks.fails_without_sync(wrapper):
             exchange.tell([Alarm("static graph", 0, FAILS, STATIC_GRAPH)])

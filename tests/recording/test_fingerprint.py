@@ -109,6 +109,7 @@ def test_number_types_share_a_sketch() -> None:
         assert sketch(narrow) == pytest.approx(sketch(narrow.double()), rel=1e-12)
     assert sketch(torch.tensor([True, False])) == sketch(torch.tensor([1.0, 0.0]))
     assert fingerprint(torch.tensor([3 + 4j]))["norm"] == 5.0
+    assert math.isnan(fingerprint(torch.tensor([1.0, math.nan]))["norm"])
 
 
 def test_sparse_gradients_are_those_of_the_dense() -> None:
@@ -133,7 +134,3 @@ def test_no_random_number_is_drawn() -> None:
     fingerprint(drawn(3 * BLOCK))
     assert torch.equal(torch.get_rng_state(), before[0])
     assert np.random.get_state()[1].tolist() == before[1]
-
-
-def test_not_a_number_is_kept() -> None:
-    assert math.isnan(fingerprint(torch.tensor([1.0, math.nan]))["norm"])
