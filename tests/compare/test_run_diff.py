@@ -19,6 +19,7 @@ from torch import nn
 from minitrain.check.trial import run_alone, run_ranks
 from minitrain.compare.difference import Cause
 from minitrain.compare.run_diff import compare_runs
+from minitrain.compare.run_tolerance import FINAL, GRADIENTS, rungs_between
 from minitrain.core.files import read_jsonl, write_jsonl
 from minitrain.train.run import Inject
 from minitrain.train.step_record import load_tensors, save_tensors
@@ -187,6 +188,18 @@ def test_tolerances_excuse_no_bug(
     if inject is bugs.missing_set_epoch:
         # rounding at an earlier step does not hide other data
         assert (found.first.step, found.first.what) == (4, "data")
+
+
+def test_checks_within_tolerances_end_with_the_first_breach() -> None:
+    weight = torch.ones(4)
+    sampled = {"0/before/w": weight, "0/gradients/w": weight, "0/after/w": weight - 0.1}
+    final = ({"w": weight - 0.2}, {"w": weight - 0.2})
+    same = rungs_between(sampled, sampled, final, 0)
+    assert {rung.verdict for rung in same.values()} <= {"equal", "within tolerance"}
+    assert FINAL in same
+    scaled = sampled | {"0/gradients/w": 2 * weight}
+    found = rungs_between(scaled, sampled, final, 0)
+    assert {name: rung.verdict for name, rung in found.items()} == {GRADIENTS: "breach"}
 
 
 @pytest.mark.parametrize(
