@@ -38,6 +38,8 @@ POLL_S = 0.1
 PAUSE_S = 0.5
 # delay after the stack dumps, for the report of a rank that just timed out
 REPORT_S = 0.5
+# limit of waits for a rank that is stopped before it sets one
+STOPPED_S = 30.0
 # phases that may be slower than a step: imports, rendezvous, building, writing results
 SLOW = ("", "setup", "write")
 # delay after the early exit of a rank until the others are terminated; torchrun waits
@@ -54,6 +56,14 @@ def has_ended(pid: int) -> bool:
         return os.waitid(os.P_PID, pid, how) is not None
     except ChildProcessError:
         return True
+
+
+def is_stopped(pid: int) -> bool:
+    """Return True if child ``pid`` is stopped, as by SIGSTOP."""
+    with suppress(ChildProcessError):
+        how = os.WSTOPPED | os.WNOHANG | os.WNOWAIT
+        return os.waitid(os.P_PID, pid, how) is not None
+    return False
 
 
 def end(pid: int) -> None:
@@ -73,7 +83,7 @@ class _Rank:
         self.last: Seen | None = None
         self.report: Failure | None = None
         self.stack: Stack | None = None
-        self.unchanged_s = self.gone_s = 0.0
+        self.unchanged_s = self.stopped_s = self.gone_s = 0.0
 
     def look(self, folder: Path, passed_s: float) -> None:
         file = heartbeat.file_of(folder, self.number)
@@ -83,10 +93,12 @@ class _Rank:
         self.report = self.report or read_report(folder, self.number)
         self.is_gone = has_ended(self.pid)
         phase = "" if seen is None else seen.phase
-        self.limit_s = (seen.limit_s if seen else 0) or STARTUP_S
-        if phase in SLOW:
+        passed_s, stopped = min(passed_s, PAUSE_S), is_stopped(self.pid)
+        self.stopped_s = self.stopped_s + passed_s if stopped else 0.0
+        begins_s = STOPPED_S if stopped else STARTUP_S
+        self.limit_s = (seen.limit_s if seen else 0) or begins_s
+        if phase in SLOW and not stopped:
             self.limit_s = max(self.limit_s, STARTUP_S)
-        passed_s = min(passed_s, PAUSE_S)
         self.unchanged_s = self.unchanged_s + passed_s if same else 0.0
         self.gone_s = self.gone_s + passed_s if self.is_gone else 0.0
         self.is_at_work = not (self.is_gone and phase in heartbeat.AFTER)
@@ -94,7 +106,8 @@ class _Rank:
         at_work = self.report is None and phase not in ("", "end")
         self.can_answer = at_work and not self.is_gone
         # user code that need not update the heartbeat stays in phase start
-        self.is_late = phase != "start" and self.unchanged_s >= self.limit_s
+        watched_s = 0.0 if phase == "start" else self.unchanged_s
+        self.is_late = (self.stopped_s if stopped else watched_s) >= self.limit_s
 
     @property
     def kind(self) -> int:
@@ -107,8 +120,8 @@ class _Rank:
     @property
     def innocence(self) -> int:
         # signs of the rank that others wait for, most reliable first
-        signs = [self.place is None, self.stack is None, not self.waits, True]
-        return signs.index(True)
+        signs = [self.stopped_s > 0, self.place is None, self.stack is None]
+        return [*signs, not self.waits, True].index(True)
 
     @property
     def where(self) -> str:

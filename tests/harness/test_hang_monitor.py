@@ -56,6 +56,23 @@ def test_start_and_end_have_a_limit_of_their_own(
     assert f"no answer within 0.1 s, hangs {where}" in str(late(watch))
 
 
+@pytest.mark.parametrize("phase", ["setup", "", "start"])
+def test_stopped_rank_has_no_longer_limit_at_the_start(
+    phase: str,
+    tmp_path: Path,
+    process: subprocess.Popen[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("minitrain.harness.hang_monitor.STOPPED_S", 0.1)
+    if phase:
+        make_place(file_of(tmp_path, 0)).mark(0, phase)
+    watch = HangMonitor(tmp_path, lambda: {0: process.pid})
+    assert late(watch) is None
+    process.send_signal(signal.SIGSTOP)
+    (verdict,) = wait_for(lambda: [v for v in [watch.look()] if v], 1)
+    assert "no answer within 0.1 s" in str(verdict)
+
+
 def test_pause_of_the_launcher_is_none_of_the_ranks(
     tmp_path: Path, process: subprocess.Popen[bytes]
 ) -> None:
