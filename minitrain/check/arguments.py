@@ -82,7 +82,7 @@ def as_config(
     """
     shards = tuning.logical_shards
     given = validated({**settings, "logical_shards": shards}, Settings)
-    kept = _batches(batches, given.steps)
+    kept = read_batches(batches, given.steps)
     count = _whole_number(given.count or count_targets)
     return RunConfig(
         factory=factory,
@@ -98,7 +98,10 @@ def as_config(
     )
 
 
-def _batches(batches: Iterable[Any], steps: int | None) -> list[Any]:
+def read_batches(batches: Any, steps: int | None) -> list[Any]:
+    """Return the global batches in ``batches``, an iterable or a function that returns
+    one: the first ``steps``, or all. UserError if there are none, or reading fails.
+    """
     # a loader may shuffle, but ranks and replay need the same batches
     with untouched_random_state():
         try:

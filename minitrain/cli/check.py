@@ -109,7 +109,7 @@ def _try_all(sync: str, given: dict[str, Any]) -> Tried:
     names = [*STRATEGIES] if sync == ALL else [sync]
     for name in progress(names, "strategies", show=sync == ALL):
         try:
-            if steps < least.get(name, 0):
+            if steps < least.get(name, steps):
                 raise UserError(f"steps = {steps}: at least {least[name]} for {name}")
             tried[name] = check_data_parallel(sync=name, **given)
         except (UserError, RankError) as error:
@@ -124,6 +124,7 @@ def _try_all(sync: str, given: dict[str, Any]) -> Tried:
 def _given(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     # return arguments of check_data_parallel, and how its text was shortened, if it was
     from minitrain.check import inputs
+    from minitrain.check.arguments import read_batches
 
     arguments = dict(map(_argument, options.arg))
     factory, block_size = inputs.find_factory(options.model, arguments)
@@ -134,8 +135,10 @@ def _given(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
             given[name] = inputs.find(written, f"--{name}")
     shortened = ""
     if options.batches:
-        batches = inputs.find(options.batches, "--batches")
         steps = inputs.STEPS if options.steps is None else options.steps
+        # once for all strategies; a number of steps below 1 is refused later
+        batches = inputs.find(options.batches, "--batches")
+        batches = read_batches(batches, max(1, steps))
     else:
         text = options.text or Path(options.model.rpartition(":")[0])
         if not text.is_file():

@@ -308,6 +308,7 @@ MISTAKES = {
     f"{SIZES} n_embd=6": "--arg n_embd = 6: must be a multiple of model.n_head = 4",
     f"{SIZES} n_embd": "--arg = 'n_embd': must be KEY=VALUE",
     f"{BUILD} --batch-size 0": "--batch-size = 0: must be 1 or more",
+    f"{BATCHES} my_model.py:batches --steps -1": "steps = -1: must be greater than",
     f"{BATCHES} failing.py:ends": "batches: SystemExit: 0",
     f"{BATCHES} failing.py:raises": "batches: ValueError: no",
     f"{COUNTED} failing.py:counts": "count(batch): SystemExit: 0",
@@ -324,6 +325,21 @@ def test_mistakes_are_one_line(model: str) -> None:
     )
     for words, line in MISTAKES.items():
         assert refusal(run, ["check", *words.split()]).startswith(line)
+
+
+def test_batches_are_read_once_for_all_strategies(model: str, monkeypatch) -> None:
+    read = []
+
+    def tried(**given) -> None:
+        read.append(given["batches"])
+        raise UserError("no")
+
+    monkeypatch.setattr("minitrain.check.data_parallel.check_data_parallel", tried)
+    words = ["check", f"{model}:linear", *OWN_DATA, "--sync", "all"]
+    assert refusal(run, words) == "no"
+    assert len(read) > 1
+    assert all(one is read[0] for one in read)
+    assert isinstance(read[0], list)
 
 
 def test_strategy_that_takes_no_such_model_is_named() -> None:
