@@ -139,17 +139,13 @@ PAGES = {
 
 # causes found by patterns that rounding does not make
 SURE = {
-    *(Cause.NO_GRADIENT, Cause.NOT_FINITE, Cause.KEPT, Cause.RANDOM, Cause.ALONE),
-    *(Cause.OWN_SCALED, Cause.SCALED, Cause.SUMMED, Cause.AVERAGED_TWICE),
-    *(Cause.MISSING, Cause.MEANS, Cause.MEANS_OF_PASSES, Cause.WEIGHTS, Cause.REDUCED),
-    *(
-        Cause.KEEPS_OWN,
-        Cause.STANDS,
-        Cause.STEPS,
-        Cause.RATE_MULTIPLIED,
-        Cause.RATE_DIVIDED,
-    ),
-    *(Cause.OTHER_START, Cause.SCALER_LOST, Cause.RANDOM_LOST, Cause.BUFFERS_LOST),
+    Cause[name]
+    for name in (
+        "NO_GRADIENT NOT_FINITE KEPT RANDOM ALONE OWN_SCALED SCALED SUMMED "
+        "AVERAGED_TWICE MISSING MEANS MEANS_OF_PASSES WEIGHTS REDUCED KEEPS_OWN STANDS "
+        "STEPS RATE_MULTIPLIED RATE_DIVIDED OTHER_START SCALER_LOST RANDOM_LOST "
+        "BUFFERS_LOST"
+    ).split()
 }
 
 
