@@ -155,6 +155,7 @@ def test_a_rank_that_does_not_come_is_named_after_the_timeout() -> None:
     # it may be long in ending
     ((line,), _, _), _ = launch(goes_on_without, 2, True)
     assert line.startswith("note note: step 1: ranks, rank 1: did not come to the end")
+    assert "; last heard of: step 0; probable cause: slow to end; or rank 0 ran" in line
 
 
 def judge_is_late() -> tuple[list[str], str]:
