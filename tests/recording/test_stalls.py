@@ -8,16 +8,11 @@ from pathlib import Path
 from threading import Timer
 
 import pytest
-import torch
 from figures import figure
 from project import ROOT
-from recorded_loops import steps
 from thorough import thorough_after
-from torch import nn
 from waiting import GENEROUS_S
 
-from minitrain.comm.groups import distributed
-from minitrain.harness.launcher import launch
 from minitrain.recording.clock import RecordingClock
 from minitrain.recording.format import read_recording
 from minitrain.recording.stalls import QUESTION, Place, StallWatch, finding_of
@@ -33,7 +28,6 @@ STALLS = {
     "checkpoint": ("", r"in other of step 12 for \d+ s, at stalling_loop.py:\d+ in st"),
     "break": ("1", "its recording has ended|no answer: it has ended"),
 }
-RUNS = 50
 
 
 def trained(kind: str, folder: Path) -> list[tuple[float, str]]:
@@ -92,37 +86,10 @@ def stalls_in(folder: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_run_without_a_stall_says_nothing(tmp_path: Path) -> None:
-    said = trained("none", tmp_path / "run")
-    assert not any(": stall" in line for _, line in said)
-
-
-def runs_with_pauses(folder: Path) -> None:
-    """Validation is longer than ``timeout_s``, but none of its passes is."""
-    torch.set_num_threads(1)
-    with distributed() as (rank, _):
-        for run in range(RUNS):
-            model = nn.parallel.DistributedDataParallel(nn.Linear(8, 8))
-            options = {"every": 10, "timeout_s": 1.0}
-            for step in steps(folder / str(run), model, num_steps=12, **options):
-                if step == 5:
-                    model.eval()
-                    for _ in range(5):
-                        time.sleep(0.25)
-                        model.module(torch.randn(4, 8))
-                    model.train()
-                # a checkpoint, which the other rank waits for
-                if step == 9 and rank == 0:
-                    time.sleep(0.5)
-                model(torch.randn(4, 8)).square().mean().backward()
-
-
-@pytest.mark.slow
-@pytest.mark.thorough
 def test_pauses_are_no_stalls(tmp_path: Path) -> None:
-    launch(runs_with_pauses, 2, tmp_path, timeout_s=280)
-    quiet = [stalls_in(tmp_path / str(run)) == [] for run in range(RUNS)]
-    assert figure("clean runs without a stall", sum(quiet), RUNS) == RUNS
+    """Evaluation is longer than the limit, but none of its passes is."""
+    said = trained("pauses", tmp_path / "run")
+    assert not any(": stall" in line for _, line in said)
 
 
 AT_12 = {"steps": 12, "seconds": 30.0, "line": ", at train.py:8 in main"}

@@ -59,6 +59,14 @@ with minitrain.record(model, optimizer, FOLDER, timeout_s=TIMEOUT_S):
             break
         loss = model(batch).square().mean()
         loss.backward()
+        if KIND == "pauses" and step in (12, 16):
+            model.eval()
+            for _ in range(5):
+                time.sleep(TIMEOUT_S / 4)
+                model.module(batch)
+            model.train()
+            # rank 0 saves, and the other one waits for it
+            time.sleep(TIMEOUT_S / 2 * (rank == 0))
         if step == 12:
             if stall("deadlock", on_rank=None):
                 # each waits for the other, in separate groups
