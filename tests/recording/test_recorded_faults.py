@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from recorded_loops import batch, loop, loss_of, steps
+from recorded_loops import batch, loop, loss_of, plain, steps
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Optimizer
@@ -23,11 +23,6 @@ STEPS = 6
 record = partial(minitrain.record, every=1)
 # a loop, recorded in a folder: whether it has the fault, and the rank
 Loop = Callable[[Path, bool, int], None]
-
-
-def plain(seed: int = 0) -> nn.Module:
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1), nn.Flatten(0))
 
 
 def not_cleared(folder: Path, fault: bool, rank: int) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from recorded_loops import Net, batch, loop, loss_of, record_loop, steps_of
+from recorded_loops import Net, batch, loop, loss_of, plain, record_loop, steps_of
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW
 from torch.utils.checkpoint import checkpoint
@@ -18,17 +18,6 @@ from minitrain.core.errors import UserError
 from minitrain.recording.clock import path_of_times
 from minitrain.recording.fingerprint import sketch
 from minitrain.recording.format import read_recording
-
-
-class Simple(nn.Module):
-    """Without buffers, which are not broadcast if parameters are sharded."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 1))
-
-    def forward(self, x: Tensor) -> Any:
-        return self.layers(x).sum(-1)
 
 
 class Wrapped(nn.Module):
@@ -100,7 +89,9 @@ def test_a_pass_that_runs_again_for_checkpointing_counts_once(
     assert pd.read_csv(path_of_times(tmp_path, 0), comment="#")["evals"].sum() == 0
 
 
-def test_inputs_of_any_form_have_a_digest_a_sample(tmp_path: Path) -> None:
+def test_inputs_of_any_form_have_a_digest_a_sample(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     class Takes(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -118,14 +109,21 @@ def test_inputs_of_any_form_have_a_digest_a_sample(tmp_path: Path) -> None:
         ((), {"x": x, "labels": y, "mask": mask, "scale": scale}),
         (({"x": [x], "how": "text"},), {}),
         (("text",), {"scale": scale}),
+        ((torch.empty(3, device="meta"),), {}),
     ]
-    with minitrain.record(model, optimizer, tmp_path):
+    with minitrain.record(model, optimizer, tmp_path, on_alarm="raise"):
         for args, options in passes:
             model(*args, **options).backward()
         optimizer.step()
-    inputs = steps_of(tmp_path)[0]["inputs"]
-    assert [len(one) for one in inputs] == [3, 3, 3, 0]
+    (row,) = steps_of(tmp_path)
+    inputs = row["inputs"]
+    assert [len(one) for one in inputs] == [3, 3, 3, 0, 0]
     assert inputs[0] == inputs[2] != inputs[1]
+    # what cannot be read is said, and ends nothing
+    (note,) = read_recording(tmp_path).ranks[0].alarms
+    assert (note["kind"], note["rule"], note["step"]) == ("note", "inputs", 0)
+    assert f"samples are not recorded: {row['unread']}" in note["line"]
+    assert note["line"] in capsys.readouterr().err
 
 
 def wrapped_late(folder: Path) -> list[Any]:
@@ -151,9 +149,7 @@ def accumulated(folder: Path, passes: list[bool]) -> tuple[float, float]:
     each pass, are from those of the gradients that this rank computed itself.
     """
     with distributed() as (rank, _):
-        torch.manual_seed(0)
-        model, own = wrap_for_ddp(Simple()), Simple()
-        own.load_state_dict(model.module.state_dict())
+        model, own = wrap_for_ddp(plain()), plain()
         optimizer = SGD(model.parameters(), lr=0.1)
         with minitrain.record(model, optimizer, folder):
             for number, syncs in enumerate(passes):
@@ -191,9 +187,7 @@ def three_steps(folder: Path, sharded: str) -> None:
     from torch.distributed.fsdp import fully_shard
 
     with distributed() as (rank, _):
-        torch.manual_seed(0)
-        model: nn.Module = Simple()
-        model = model if sharded else wrap_for_ddp(model)
+        model = plain() if sharded else wrap_for_ddp(plain())
         if sharded == "early":
             fully_shard(model)
         with minitrain.record(model, None, folder):

@@ -256,23 +256,3 @@ def test_a_step_may_be_compiled(tmp_path: Path, compiled: str) -> None:
     rows = train_compiled(tmp_path / "compiled", compiled)
     assert [row["step"] for row in rows] == [0, 1, 2, 4]
     assert rows == train_compiled(tmp_path / "not", "nothing")
-
-
-def test_an_error_within_a_step_is_no_step(tmp_path: Path) -> None:
-    class Fails(SGD):
-        fails = True
-
-        def step(self, closure: Any = None) -> Any:
-            if self.fails:
-                raise ValueError("once")
-            return super().step(closure)
-
-    model = Net()
-    optimizer = Fails(model.parameters(), lr=0.1)
-    with minitrain.record(model, optimizer, tmp_path):
-        with pytest.raises(ValueError, match="once"):
-            loop(model, optimizer, 1)
-        optimizer.fails = False
-        loop(model, optimizer, 2)
-    rows = steps_of(tmp_path)
-    assert [(row["step"], row["forwards"]) for row in rows] == [(0, 2), (1, 3)]

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from recorded_loops import batch, loss_of
+from recorded_loops import batch, loss_of, plain
 from thorough import thorough_after
-from torch import Tensor, nn
 
 import minitrain
 from minitrain.comm.groups import distributed
@@ -21,17 +20,6 @@ STEPS, AT, TIMEOUT_S = 8, 4, 5.0
 GUARDS = [("skips", 1, AT), ("skips", 5, 5), ("has no gradients", 1, AT)]
 
 
-class Layers(nn.Module):
-    """Each in parts of its own, so that there is much to meet."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6))
-
-    def forward(self, x: Tensor) -> Any:
-        return self.layers(x).sum(-1)
-
-
 def guarded(
     folder: Path | None, guard: str = "", options: dict[str, Any] | None = None
 ) -> list[list[float]]:
@@ -39,9 +27,9 @@ def guarded(
     from torch.distributed.fsdp import fully_shard
 
     with distributed(timeout_s=60) as (rank, _):
-        torch.manual_seed(0)
-        model = Layers()
-        for layer in (model.layers[0], model.layers[2], model):
+        model = plain()
+        # each in parts of its own, so that there is much to meet
+        for layer in (model[0], model[2], model):
             fully_shard(layer)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         recorder: Any = nullcontext()

@@ -18,10 +18,9 @@ from recorded_loops import (
     loss_of,
     record_loop,
     state_bytes,
-    steps,
     steps_of,
 )
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import SGD
 
 import minitrain
@@ -75,33 +74,6 @@ def test_a_full_disk_ends_the_recording_and_not_the_run(
     assert len(said) == 1
     assert said[0].startswith("minitrain: rank 1 records no more: ")
     assert "no space left on the disk" in said[0]
-
-
-class TakesNested(nn.Module):
-    """Texts of unlike length, that are not padded."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (x.values() * self.weight).sum()
-
-
-def test_inputs_that_cannot_be_read_are_noted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model = TakesNested()
-    for _ in steps(tmp_path, model, num_steps=2, on_alarm="raise"):
-        values, offsets = torch.ones(5, 3), torch.tensor([0, 2, 5])
-        model(torch.nested.nested_tensor_from_jagged(values, offsets)).backward()
-    rows = steps_of(tmp_path)
-    assert [row["inputs"] for row in rows] == [[[]], [[]]]
-    assert all(row["gradients"]["weight"]["norm"] > 0 for row in rows)
-    (note,) = read_recording(tmp_path).ranks[0].alarms
-    assert (note["kind"], note["rule"], note["step"]) == ("note", "inputs", 0)
-    assert f"samples are not recorded: {rows[0]['unread']}" in note["line"]
-    assert note["line"] in capsys.readouterr().err
 
 
 def sharded_and_recorded_by_one(folder: Path) -> None:

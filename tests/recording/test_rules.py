@@ -409,6 +409,15 @@ def test_a_judge_tells_a_fault_once() -> None:
         assert judge.see(rows_of(number, OWN, [gradients] * 2, inputs=inputs)) == []
 
 
+def test_an_epoch_that_ends_by_chance_as_it_began_pads_nothing() -> None:
+    judge = Judge()
+    # two steps an epoch, and the samples of two ranks
+    for number, of in enumerate(("ab cd", "ef gh", "bd cf", "eh ga")):
+        inputs = [[[*samples]] for samples in of.split()]
+        rows = rows_of(number, own_of(number, 2), inputs=inputs.__getitem__)
+        assert judge.see(rows) == []
+
+
 def test_ranks_apart_by_rounding_have_parameters_apart() -> None:
     judge = Judge()
     rows = rows_of(0, OWN, [mean(OWN), ROUNDED])

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import torch
 import torch.distributed as dist
-from recorded_loops import Net, batch, loss_of, record_loop, steps, steps_of
+from recorded_loops import Net, batch, loss_of, record_loop, steps_of
 from torch import Tensor, nn
 from torch.optim import LBFGS, SGD
 
@@ -62,21 +62,6 @@ def test_gradients_of_autograd_grad(tmp_path: Path, adds: bool) -> None:
     assert findings(tmp_path) == []
     counts = [len(row["inputs"]) for row in steps_of(tmp_path)]
     assert counts == [1 + 2 * adds] * 4
-
-
-class Padded(nn.Linear):
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.nested.to_padded_tensor(super().forward(x), 0.0).sum()
-
-
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_nested_inputs_of_the_older_layout(tmp_path: Path) -> None:
-    model = Padded(3, 1)
-    both = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)])
-    for _ in steps(tmp_path, model, num_steps=1):
-        model(both).backward()
-    times = pd.read_csv(path_of_times(tmp_path, 0), comment="#")
-    assert times["samples"].tolist() == [2]
 
 
 def test_step_after_an_error_in_a_closure_counts(tmp_path: Path) -> None:
@@ -170,26 +155,3 @@ def in_closures(folder: Path) -> list[Row]:
 @pytest.mark.slow
 def test_evaluations_of_a_closure_are_no_micro_batches(tmp_path: Path) -> None:
     assert minitrain.launch(in_closures, 2, tmp_path) == [[], []]
-
-
-def reshuffled(folder: Path) -> None:
-    from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
-
-    with distributed(timeout_s=60) as (rank, _):
-        model = wrap_for_ddp(nn.Linear(6, 1))
-        optimizer = SGD(model.parameters(), lr=0.01)
-        data = TensorDataset(batch(0, size=8))
-        sampler: Any = DistributedSampler(data, 2, rank)
-        with minitrain.record(model, optimizer, folder, every=1):
-            for epoch in range(12):
-                sampler.set_epoch(epoch)
-                for (x,) in DataLoader(data, 2, sampler=sampler):
-                    model(x).square().mean().backward()
-                    optimizer.step()
-                    optimizer.zero_grad()
-
-
-@pytest.mark.slow
-def test_an_epoch_that_ends_by_chance_as_it_began_pads_nothing(tmp_path: Path) -> None:
-    minitrain.launch(reshuffled, 2, tmp_path)
-    assert "padding" not in findings(tmp_path)

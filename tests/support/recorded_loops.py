@@ -25,6 +25,12 @@ class Net(nn.Module):
         return self.last(self.drop(self.norm(self.first(x).relu()))).squeeze(-1)
 
 
+def plain() -> nn.Module:
+    """Without buffers, which are not broadcast if parameters are sharded."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1), nn.Flatten(0))
+
+
 def batch(step: int, rank: int = 0, micro: int = 0, size: int = 5) -> Tensor:
     seed = 1000 * step + 10 * rank + micro
     return torch.randn(size, 6, generator=torch.Generator().manual_seed(seed))
