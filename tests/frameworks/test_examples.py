@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from example_loops import LOOPS, Run, python_of, run_command, script_of, torchrun
+from pages import blocks
 from project import ROOT, run_in
 from thorough import thorough_after
 
@@ -57,11 +58,17 @@ def test_one_process_and_two_are_the_same_computation(
 
 
 @pytest.mark.timeout(600)
-def test_right_model_of_transformers_is_proven() -> None:
-    """With attention, dropout and masked labels."""
-    script = ROOT / "tests/support/clean_models.py"
-    done = run_in(ROOT, python_of("with_trainer"), script, timeout_s=500)
+def test_masked_model_of_transformers_is_proven(tmp_path: Path) -> None:
+    """The one of docs/how-to/check.md: with attention and dropout."""
+    page = (ROOT / "docs/how-to/check.md").read_text()
+    (script,) = (b.text for b in blocks(page) if b.text.startswith("# my_masked.py"))
+    (tmp_path / "my_masked.py").write_text(script)
+    check = ["-m", "minitrain", "check", "my_masked.py:build"]
+    check += ["--batches=my_masked.py:batches", "--count=my_masked.py:count"]
+    python, path = python_of("with_trainer"), str(ROOT)
+    done = run_in(tmp_path, python, *check, timeout_s=500, PYTHONPATH=path)
     assert done.returncode == 0, done.stderr[-2000:]
+    assert "proven: bit-identical to its replay" in done.stdout
 
 
 @pytest.mark.parametrize(
