@@ -9,10 +9,9 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from example_loops import LOOPS, Run, python_of, run_command, script_of, torchrun
+from example_loops import LOOPS, Run, python_of
 from pages import blocks
 from project import ROOT, run_in
-from thorough import thorough_after
 
 from minitrain.compare.recordings import RecordingsCompared, compare_recordings
 from minitrain.recording.format import read_recording
@@ -89,21 +88,6 @@ def test_clean_run_gives_no_alarm(
     ours = [s for s in printed.splitlines() if s.startswith("minitrain: ")]
     told = ("minitrain: note", "minitrain: recorded ")
     assert [line for line in ours if not line.startswith(told)] == []
-
-
-@pytest.mark.parametrize(
-    ("name", "world_size"),
-    thorough_after(1, [("with_fabric", 2), ("nanogpt_style", 1)]),
-)
-def test_a_run_repeated_has_equal_bits(
-    name: str, world_size: int, recorded: Recorded, tmp_path: Path
-) -> None:
-    """Processes started as users do have the bits of forks, which the others use."""
-    command = [python_of(name), *torchrun(world_size, tmp_path), script_of(name)]
-    done = run_command([*command, tmp_path / "again"], tmp_path)
-    assert done.returncode == 0, done.stderr[-4000:]
-    found = compare_recordings(recorded(name, world_size), tmp_path / "again")
-    assert found.verdict == "equal bits", found.first
 
 
 # first difference and cause by verify, and the alarm of the recorder

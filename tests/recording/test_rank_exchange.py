@@ -128,54 +128,40 @@ def test_no_rank_waits_for_one_that_is_late() -> None:
     assert (took < 0.9, lines, waiting) == (True, [], 3)
 
 
-def goes_on_without(last: bool) -> tuple[list[str], list[str], list[str]]:
-    with heard(TIMEOUT_S) as one:
+def goes_on_without(late: int, last: bool) -> tuple[list[list[str]], str]:
+    """What a rank hears if one is ``late`` at a step, or at the end, and comes."""
+    with redirect_stderr(StringIO()) as printed, heard(TIMEOUT_S) as one:
         one.send(0)
         one.look()
         end = {"kind": "end", "steps": {"0": 1}, "forwards": 1}
         send = (lambda: one.send_row(end)) if last else (lambda: one.send(1))
-        if one.rank == 0:
+        if one.rank != late:
             send()
             one.exchange.look(TIMEOUT_S + 0.1)
-        found, again = one.look(0), one.look(0)
+        found = [one.look(0), one.look(0)]
         dist.barrier()
-        if one.rank == 1:
-            # it was late, and comes
+        if one.rank == late:
             send()
-        later = one.look()
+        found.append(one.look())
         assert not one.exchange._sent
-        return found, again, later
+        return found, printed.getvalue()
 
 
-def test_a_rank_that_does_not_come_is_named_after_the_timeout() -> None:
-    named = "rank 1: did not come to step 1 within 1 s; last heard of: step 0"
-    first, second = launch(goes_on_without, 2, False)
-    assert first == ([f"alarm step 1: ranks, {named}"], [], [])
-    assert second == ([], [], [])
-    # it may be long in ending
-    ((line,), _, _), _ = launch(goes_on_without, 2, True)
+# though it is the one that judges, rank 0
+@pytest.mark.parametrize("late", [1, 0])
+def test_a_rank_that_does_not_come_is_named_after_the_timeout(late: int) -> None:
+    named = f"rank {late}: did not come to step 1 within 1 s; last heard of: step 0"
+    found = launch(goes_on_without, 2, late, False)
+    assert found[1 - late][0] == [[f"alarm step 1: ranks, {named}"], [], []]
+    assert found[late][0] == [[], [], []]
+    # by the first rank that is there
+    assert [printed.count(named) for _, printed in found] == [late, 1 - late]
+
+
+def test_a_rank_may_be_long_in_ending() -> None:
+    (((line,), *_), _), _ = launch(goes_on_without, 2, 1, True)
     assert line.startswith("note note: step 1: ranks, rank 1: did not come to the end")
     assert "; last heard of: step 0; probable cause: slow to end; or rank 0 ran" in line
-
-
-def judge_is_late() -> tuple[list[str], str]:
-    with redirect_stderr(StringIO()) as printed, heard(TIMEOUT_S) as one:
-        one.send(0)
-        if one.rank == 1:
-            one.send(1)
-            one.exchange.look(TIMEOUT_S + 0.1)
-        dist.barrier()
-        if one.rank == 0:
-            one.send(1)
-        return one.look(), printed.getvalue()
-
-
-def test_a_rank_is_named_though_it_is_the_one_that_judges() -> None:
-    named = "rank 0: did not come to step 1 within 1 s; last heard of: step 0"
-    (lines, printed), (found, told) = launch(judge_is_late, 2)
-    assert (lines, found) == ([], [f"alarm step 1: ranks, {named}"])
-    # by the first rank that is there
-    assert (printed.count(named), told.count(named)) == (0, 1)
 
 
 def sends_and_does_not_look() -> list[str]:

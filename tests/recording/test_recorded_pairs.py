@@ -150,14 +150,10 @@ def reading(folder: Path, rank: int, world_size: int, *, fault: str) -> None:
     model = wrapped(inner, world_size)
     if fault == "untied":
         inner.out.weight = nn.Parameter(inner.embed.weight.detach().clone())
-    if fault == "replaced":
-        # before the first step, which would wait for the old one
-        old = inner.mix.weight.detach().clone()
-        inner.mix.weight = nn.Parameter(old)
     eps = 1e-6 if fault == "eps" and rank == world_size - 1 else 1e-8
     optimizer = AdamW(inner.parameters(), lr=0.01, eps=eps)
     every = 3 if fault == "late" else 1
-    num_steps = {"replaced": 1, "late": 7}.get(fault, STEPS)
+    num_steps = 7 if fault == "late" else STEPS
     for step in steps(folder, model, optimizer, num_steps, every=every):
         if step == 4 and fault == "late":
             inner.mix.requires_grad_(True)
@@ -204,7 +200,7 @@ LOOPS: dict[str, tuple[int, Loop]] = {
     "zero": (2, partial(divided, is_divided=True, loses=False)),
     "zero, state lost": (2, partial(divided, is_divided=True, loses=True)),
 }
-for fault in ("", "labels", "eps", "untied", "late", "replaced", "never tied"):
+for fault in ("", "labels", "eps", "untied", "late", "never tied"):
     LOOPS[f"two {fault}"] = 2, partial(reading, fault=fault)
     LOOPS[f"one {fault}"] = 1, partial(reading, fault=fault)
 for gathers in ("no", "with", "without"):
@@ -293,7 +289,6 @@ def test_state_that_ranks_divide_is_compared_part_by_part(folder: Path) -> None:
     [
         ("two untied", 0, "replaced or trainable only after"),
         ("two late", 6, "trainable only after DistributedDataParallel was built"),
-        ("two replaced", 0, "waits for a parameter that was replaced"),
         ("lacks True", 0, "only some ranks use"),
     ],
 )
