@@ -7,7 +7,7 @@ import pytest
 import torch
 from recorded_loops import Net, batch, loop, loss_of, record_loop, steps_of
 from torch import nn
-from torch.optim import LBFGS, SGD, Adam, Optimizer
+from torch.optim import SGD, Adam, Optimizer
 
 import minitrain
 from minitrain.recording.fingerprint import fingerprint
@@ -206,26 +206,6 @@ def test_gradients_of_a_fused_optimizer_are_unscaled(
         scaler.update()
     (row,) = steps_of(tmp_path)
     assert row["gradients"] == expected
-
-
-@pytest.mark.parametrize("kind", [SGD, LBFGS])
-def test_a_step_may_compute_its_gradients_itself(tmp_path: Path, kind: Any) -> None:
-    model = Net(dropout=0.0)
-    optimizer = kind(model.parameters(), lr=0.1)
-
-    def closure() -> Any:
-        optimizer.zero_grad()
-        loss = loss_of(model, batch(0))
-        loss.backward()
-        return loss
-
-    with minitrain.record(model, optimizer, tmp_path):
-        for _ in range(2):
-            optimizer.step(closure)
-    for row in steps_of(tmp_path):
-        assert row["without_gradient"] == []
-        assert len(row["inputs"]) >= 1
-        assert row["own"].keys() == row["gradients"].keys() == row["before"].keys()
 
 
 def train_compiled(folder: Path, compiled: str) -> Any:

@@ -82,7 +82,12 @@ def test_step_after_an_error_in_a_closure_counts(tmp_path: Path) -> None:
                 optimizer.step(lambda step=step: closure(step))
             except FloatingPointError:
                 continue
-    assert [row["step"] for row in steps_of(tmp_path)] == [0, 1, 2]
+    rows = steps_of(tmp_path)
+    assert [row["step"] for row in rows] == [0, 1, 2]
+    for row in rows:
+        assert row["without_gradient"] == []
+        assert len(row["inputs"]) >= 1
+        assert row["own"].keys() == row["gradients"].keys() == row["before"].keys()
 
 
 @pytest.mark.parametrize(("makes_pass", "slow"), [(True, "data"), (False, "other")])
