@@ -37,21 +37,26 @@ class Inherits(SGD):
         return super().step(closure)
 
 
-class InCodes(SGD):
-    """As an 8-bit one: with a state that cannot be read."""
+class Unusual(SGD):
+    """With the state of an 8-bit one, which cannot be read, and Adafactor's groups,
+    which have no rate.
+    """
 
     def step(self, closure: Any = None) -> Any:
+        (group,) = self.param_groups
+        group["lr"] = 0.1
         super().step(closure)
-        for parameter in self.param_groups[0]["params"]:
+        group["lr"] = None
+        for parameter in group["params"]:
             self.state[parameter] = {"codes": torch.empty(3, device="meta")}
 
 
-def test_state_that_cannot_be_read_is_left_out_with_one_note(
+def test_what_an_optimizer_does_not_tell_is_left_out_with_one_note(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = Net()
-    optimizer = InCodes(model.parameters(), lr=0.1)
-    assert len(record_loop(tmp_path, model, optimizer, 3)) == 3
+    rows = record_loop(tmp_path, model, Unusual(model.parameters(), lr=0.1), 3)
+    assert [row["lr"] for row in rows[1:]] == [[], []]
     assert capsys.readouterr().err.count("optimizer state in Tensor is not") == 1
 
 
