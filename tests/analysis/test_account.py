@@ -11,7 +11,6 @@ from minitrain.analysis.account import (
     account,
     ddp_says,
     means,
-    plain_steps,
     summarize,
     summarized,
 )
@@ -91,14 +90,6 @@ def timings(*more: dict[str, Any]) -> pd.DataFrame:
 
 def test_warmup_and_disturbed_steps_are_left_out() -> None:
     assert set(summarized(timings(), WARMUP)["step"]) == {10, 11, 12, 13}
-
-
-def test_step_after_a_bracketed_one_is_left_out() -> None:
-    assert set(plain_steps(timings(), WARMUP)["step"]) == {10, 13}
-    # a bracketed step of the warm-up, or a hashed one, does not matter
-    for before in (bracketed(9, 0), plain(9, 0, recorded=True)):
-        rows = pd.DataFrame([before, plain(10, 0), plain(11, 0)])
-        assert set(plain_steps(rows, WARMUP)["step"]) == {11}
 
 
 BY_HAND = {

@@ -12,7 +12,6 @@ from minitrain.analysis.stragglers import (
     FLOOR,
     find_stragglers,
     own_work,
-    steps_needed,
 )
 
 pytestmark = pytest.mark.slow
@@ -111,27 +110,6 @@ def test_interval_and_what_is_visible_by_hand() -> None:
     # the floor grows with the step, by 5 % of what is added
     for more, expected in ((4.225 / 0.95 - 0.01, []), (4.225 / 0.95 + 0.01, [1])):
         assert named(run(own + np.array([0, more]))) == expected
-
-
-@pytest.mark.parametrize(
-    ("count", "rate", "needed"),
-    [
-        # 1 of 256; 9 of 256 are 3.5 %
-        (8, 0.005, 8),
-        (7, 0.005, None),
-        (8, 0.036, 7),
-        # 56 of 1024 are 5.5 %, 11 are 1.1 %
-        (10, 0.06, 8),
-        (10, 0.05, 9),
-        # a normal of 100 steps: 50 + 2.33 x 5 is exceeded in 1 %
-        (100, 0.01, 63),
-        (0, 0.01, None),
-    ],
-)
-def test_steps_that_chance_does_not_explain(
-    count: int, rate: float, needed: int | None
-) -> None:
-    assert steps_needed(count, rate) == needed
 
 
 def test_own_work_by_hand() -> None:

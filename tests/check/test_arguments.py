@@ -94,10 +94,6 @@ def of_four(model: nn.Module, batch: Any) -> Tensor:
 MODULE = line()
 
 
-def fails() -> nn.Module:
-    raise ValueError("no weights\nfound")
-
-
 class WithLinear(nn.Module):
     """A layer, which each model below uses in a way of its own."""
 
@@ -149,10 +145,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"batches": []}, "batches: is empty, must hold a global batch or more"),
     ({"batches": 3}, "batches: TypeError: 'int' object is not iterable"),
     (
-        {"batches": (1 // (2 - step) for step in range(3))},
-        "batches: ZeroDivisionError: ",
-    ),
-    (
         {"batches": [*PAIRS, (torch.ones(2), torch.ones(3))]},
         "batches[3]: all tensors must have one length, found 2, 3",
     ),
@@ -162,11 +154,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"batches": of(([3] * 8, 1))}, f"batches[0]: holds a list of 8, {CUT}"),
     ({"batches": of(np.ones((8, 2)))}, f"batches[0]: holds a ndarray of 8, {CUT}"),
-    (
-        {"world_size": 9},
-        "batches[0]: 8 samples cannot be cut into 9 parts (world_size or "
-        "logical_shards, times grad_accumulation_steps)",
-    ),
     ({"loss": vector}, f"{GIVEN} is of shape (4,); it must be one finite 0-dim"),
     (
         {"loss": lambda model, batch: squares(model, batch).detach()},
@@ -190,7 +177,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"factory": lambda: None},
         "factory: returned NoneType, must return a torch.nn.Module",
     ),
-    ({"factory": fails}, "factory: ValueError: no weights found ("),
     ({"factory": MODULE}, "factory: is a Linear, must be a function that makes one"),
     ({"factory": lambda: MODULE}, "factory: returned the same weight twice, must make"),
     ({"factory": synchronized}, f"{GIVEN}: ValueError: SyncBatchNorm expected inpu"),
@@ -200,14 +186,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "model: logit_scale has no dimension, as PowerSGD needs",
     ),
     ({"sync": "powersdg"}, f"sync = 'powersdg': {SYNCS} (did you mean powersgd?)"),
-    ({"sync": "train.sync:X"}, "sync = 'train.sync:X': ModuleNotFoundError: No"),
     (
         {"sync": "flat", "tuning": Defaults(overlap=False)},
         "overlap = false: must be true with a sync that does not use DDP's",
-    ),
-    (
-        {"sync": "invariant", "tuning": Defaults(logical_shards=0)},
-        "logical_shards = 0: must be greater than or equal to 1",
     ),
     ({"sync": "fsdp", "precision": "fp16"}, "precision = 'fp16': must be float32 "),
     ({"optimizer": "lion"}, "optimizer = 'lion': must be 'adamw' or 'sgd'"),
@@ -229,7 +210,7 @@ def test_what_cannot_be_is_one_line(options: dict[str, Any], expected: str) -> N
     found = refused(**options)
     assert found.startswith(expected)
     # in the words of the call, and not in those of params.yaml or of our files
-    assert "train." not in found.replace("minitrain.", "").replace("'train.sync", "")
+    assert "train." not in found.replace("minitrain.", "")
     assert "minitrain/" not in found
 
 

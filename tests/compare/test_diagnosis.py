@@ -8,7 +8,6 @@ from torch import Tensor
 
 from minitrain.compare.diagnosis import Values, cause_in_run_data, cause_of, locate
 from minitrain.compare.difference import UNKNOWN, Cause, Difference, Why
-from minitrain.compare.step_causes import cause_in_buffers
 from minitrain.proof.evidence import first_difference
 
 # each rank's share of the right gradient, of targets 1 : 3; 16 bits do not hold its end
@@ -61,22 +60,9 @@ def test_missing_rank_shows_in_own_gradients() -> None:
     assert (found.cause, found.facts["ranks"]) == (Cause.MISSING, [1])
 
 
-@pytest.mark.parametrize(
-    ("step", "cause"),
-    [
-        (RIGHT, Cause.RATE_MULTIPLIED),
-        (RIGHT * 1.5, Cause.STEPS),
-        (RIGHT.sign(), Cause.OPTIMIZER),
-    ],
-)
-def test_cause_in_a_step(step: Tensor, cause: Cause) -> None:
-    evidence = Values([state(RIGHT, START - step)] * 2, state(RIGHT), SHARES)
-    assert cause_of("parameters", [0], evidence).cause == cause
-
-
-def test_buffers_of_the_others() -> None:
-    assert cause_in_buffers([1, 2], 3).cause == Cause.BUFFERS_NOT_BROADCAST
-    assert cause_in_buffers([0, 1, 2], 3) == UNKNOWN
+def test_rate_that_is_multiplied() -> None:
+    evidence = Values([state(RIGHT, START - RIGHT)] * 2, state(RIGHT), SHARES)
+    assert cause_of("parameters", [0], evidence).cause == Cause.RATE_MULTIPLIED
 
 
 def batch(step: int, sha256: str, *ranks: str) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from minitrain.comm.groups import distributed
-from minitrain.compare.formats import METADATA, Inert, loaded
+from minitrain.compare.formats import METADATA, loaded
 from minitrain.compare.state_diff import compare_folders, compare_states
 from minitrain.compare.states import read_state
 from minitrain.harness.launcher import launch
@@ -94,13 +94,6 @@ def test_distributed_checkpoint(tmp_path: Path, plain: Path) -> None:
     other = {**STATE, "w": STATE["w"] + 1}
     again = distcp(tmp_path / "other", {"model": other})
     assert not compare_states(read_state(again), read_state(plain)).equal
-
-
-def test_keys_of_one_class_do_not_collide() -> None:
-    """The metadata of many tensors is a dict of such keys."""
-    keys = [Inert({"fqn": name}) for name in "aab"]
-    assert keys[0] == keys[1]
-    assert hash(keys[0]) == hash(keys[1]) != hash(keys[2])
 
 
 def save_a_part(folder: Path) -> None:

@@ -332,15 +332,6 @@ def test_recording_that_ends_early(sound: Any, tmp_path: Path) -> None:
     assert {step.mark for step in found.steps} == {"="}
 
 
-@pytest.mark.parametrize(
-    ("steps", "only"), [(12, "step 20"), (22, "2 steps after the first 22")]
-)
-def test_shorter_run(sound: Any, tmp_path: Path, steps: int, only: str) -> None:
-    found = compare_recordings(sound(world_size=1), record(tmp_path / "b", steps=steps))
-    assert (found.verdict, found.first) == ("different", None)
-    assert (found.only_in_a, found.only_in_b, found.broken) == ([only], [], [])
-
-
 def test_steps_of_a_second_optimizer_have_its_number(
     sound: Any, tmp_path: Path
 ) -> None:

@@ -111,6 +111,11 @@ def test_resumed_run_is_compared_from_where_it_resumes(
     assert by_hand == compare_recordings(a, tmp_path)
     other_step = compare_recordings(a, tmp_path, start=START + 1)
     assert other_step.first.what == What.START
+    line = refusal(run, ["verify", f"{a}", f"{tmp_path}", "--from=-1"])
+    assert line.startswith("--from = -1: must be at least 0, a step of A at which B ")
+    # padding is no lost position
+    alter(tmp_path, 0, lambda row: row.update(inputs=[["0" * 16] * 5]))
+    assert compare_recordings(a, tmp_path).first.why.cause == Cause.PADDED
 
 
 @pytest.mark.parametrize(
@@ -199,24 +204,11 @@ def test_runs_that_start_alike_resume_nothing(tmp_path: Path) -> None:
         return {name: gradient * bool(step) for name, gradient in own[0].items()}
 
     warm = {"reduce": waits, "lr": lambda step: 0.1 if step else 0.2}
-    a = record(tmp_path / "a", optimizer=sgd, **warm)
+    a = record(tmp_path / "a", optimizer=SGD, **warm)
     flipped = {"deal": lambda step, size, order: dealt(step, size, order.flip(0))}
-    b = record(tmp_path / "b", optimizer=sgd, lr=lambda step: 0.1, **flipped)
+    b = record(tmp_path / "b", optimizer=SGD, lr=lambda step: 0.1, **flipped)
     found = compare_recordings(a, b)
     assert (found.resumed, found.first.step, found.first.what) == (None, 0, What.DATA)
-
-
-def sgd(parameters: Any, lr: float) -> SGD:
-    return SGD(parameters, lr=lr)
-
-
-class Adversaries(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.generator, self.critic = nn.Linear(6, 6), nn.Linear(6, 1)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.critic(self.generator(x).tanh())
 
 
 @pytest.mark.parametrize("are_given", [True, False])
@@ -227,14 +219,15 @@ def test_each_optimizer_is_aligned_by_its_own_steps(
     the optimizers, or meet each at its first step.
     """
     torch.manual_seed(0)
-    model, saved = Adversaries(), Checkpoint()
-    parts = model.critic, model.generator
+    generator, critic, saved = nn.Linear(6, 6), nn.Linear(6, 1), Checkpoint()
+    model = nn.Sequential(generator, nn.Tanh(), critic)
+    parts = critic, generator
     optimizers: list[Optimizer] = [AdamW(part.parameters(), lr=0.1) for part in parts]
     for folder, first in (("a", 0), ("b", START), ("c", START)):
         if first:
             model.load_state_dict(saved["model"])
         if folder == "c":
-            model.generator.reset_parameters()
+            generator.reset_parameters()
         if first:
             for optimizer, state in zip(optimizers, saved["of"], strict=True):
                 optimizer.load_state_dict(state)
@@ -296,30 +289,3 @@ def test_resume_from_one_recorded_step_under_adam(tmp_path: Path) -> None:
     # a step of another length is none
     c = record(tmp_path / "c", optimizer=lambda p, lr: adamw(p, 2 * lr), **plan)
     assert compare_recordings(a, c).verdict == "different"
-
-
-@pytest.mark.parametrize(
-    ("step", "line"),
-    [
-        ("x", "minitrain verify: argument --from: invalid int value: 'x'"),
-        ("-1", "--from = -1: must be at least 0, a step of A at which B starts"),
-        ("12", "{a}: has no recorded step in common with {a} from step 12 on"),
-    ],
-)
-def test_bad_step_is_one_line(
-    step: str, line: str, straight: tuple[Path, Checkpoint]
-) -> None:
-    a = straight[0]
-    assert line.format(a=a) in refusal(
-        run, ["verify", f"{a}", f"{a}", f"--from={step}"]
-    )
-
-
-def test_padding_of_a_resumed_run_is_no_lost_position(
-    straight: tuple[Path, Checkpoint], tmp_path: Path
-) -> None:
-    a, saved = straight
-    train(tmp_path, saved)
-    alter(tmp_path, 0, lambda row: row.update(inputs=[["0" * 16] * 5]))
-    first = compare_recordings(a, tmp_path).first
-    assert first.why.cause == Cause.PADDED

@@ -14,7 +14,6 @@ from minitrain.proof.ulp import (
     Distance,
     Gap,
     distance,
-    same_bits,
     tensor_gap,
     ulp_distance,
 )
@@ -42,13 +41,6 @@ def test_neighbors_are_one_apart(a: float) -> None:
     for towards in (math.inf, -math.inf):
         neighbor = torch.nextafter(torch.tensor(a), torch.tensor(towards)).item()
         assert ulp(a, neighbor) == 1
-
-
-@given(finite32, finite32, finite32)
-def test_distances_add_up_along_the_line(a: float, b: float, c: float) -> None:
-    low, middle, high = sorted((a, b, c))
-    assert ulp(high, low) == ulp(low, middle) + ulp(middle, high)
-    assert (ulp(a, b) == 0) == (a == b)
 
 
 @pytest.mark.parametrize(
@@ -107,19 +99,15 @@ def test_distance_by_hand(
     assert distance(a, b) == expected
 
 
-@pytest.mark.parametrize(
-    ("a", "b", "dtype"),
-    [
-        (1, 3, torch.int64),
+def test_places_between_integers() -> None:
+    for a, b, dtype in (
         (-(2**63), 2**63 - 1, torch.int64),
         (-128, 127, torch.int8),
         (0, 255, torch.uint8),
         (0, 1, torch.bool),
-    ],
-)
-def test_places_between_integers(a: int, b: int, dtype: torch.dtype) -> None:
-    apart = distance(one([0, a], dtype), one([0, b], dtype))
-    assert (apart.max_ulp, apart.tensor) == (b - a, "w")
+    ):
+        apart = distance(one([0, a], dtype), one([0, b], dtype))
+        assert (apart.max_ulp, apart.tensor) == (b - a, "w"), dtype
 
 
 def test_other_types_and_a_tensor_that_requires_a_gradient() -> None:
@@ -146,9 +134,3 @@ def test_gap_of_a_tensor_longer_than_a_piece() -> None:
     assert tensor_gap(b, a) == expected
     b[0, 0] = math.nan
     assert tensor_gap(a, b) == Gap(3, 0, None, None)
-
-
-def test_same_bits_knows_nan_and_the_sign_of_zero() -> None:
-    nan = torch.tensor([math.nan])
-    assert same_bits(nan, nan.clone())
-    assert not same_bits(torch.tensor([0.0]), torch.tensor([-0.0]))
