@@ -125,18 +125,14 @@ def test_file_imports_its_neighbors(
     model = build_model(section(path), VOCAB_SIZE)
     witnessed = build_again({"file": str(path), "factory": "make"}, None)
     assert model.weight.shape == witnessed.weight.shape == (5, 7)
-    assert (sys.path, sys.meta_path) == (paths, finders)
-
-
-def test_neighbor_that_fails(tmp_path: Path) -> None:
-    path = write(tmp_path, f"{MAKE}    import broken\n")
-    broken = tmp_path / "broken.py"
+    # one that fails is named
+    broken = path.with_name("broken.py").resolve()
     broken.write_text("\n\nwidth = 1 / 0\n")
-    finders = [*sys.meta_path]
+    path.write_text(f"{MAKE}    import broken\n")
     line = refusal(build_model, section(path), VOCAB_SIZE)
     assert "ZeroDivisionError" in line
     assert f"{broken}:3" in line
-    assert sys.meta_path == finders
+    assert (sys.path, sys.meta_path) == (paths, finders)
 
 
 def test_factory_that_is_not_there(tmp_path: Path) -> None:

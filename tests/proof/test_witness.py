@@ -129,12 +129,6 @@ def a_parameter_is_left_out(run: Any) -> None:
         del row["parameters"]["hidden.bias"]
 
 
-def moments_not_kept(run: Any) -> None:
-    for key, tensor in run.sampled.items():
-        if key.endswith("/exp_avg"):
-            run.sampled[key] = torch.zeros_like(tensor)
-
-
 def scale(run: Any, key: str, factor: float = 2.0) -> None:
     run.sampled[key] = factor * run.sampled[key]
 
@@ -185,7 +179,6 @@ FAULTS: dict[str, dict[str, Spoil]] = {
     },
     "witness_step": {
         "optimizer_made_anew": lambda r: drop_tensors(r, "5/moments/", ""),
-        "moments_not_kept": moments_not_kept,
     },
     "witness_loss": {
         "loss_of_the_last_step": lambda r: r.losses.append(1.0001 * r.losses.pop())
