@@ -292,6 +292,12 @@ def images() -> list[Any]:
     return [(torch.randn(shape, generator=chance), labels) for _ in range(4)]
 
 
+def thousands(model: nn.Module, batch: Any) -> Tensor:
+    """A regression whose targets are in the thousands."""
+    inputs = batch[0]
+    return F.mse_loss(model(inputs)[:, 0], 3000 + 1000 * inputs.sum(1))
+
+
 def spectral() -> nn.Module:
     first = nn.utils.parametrizations.spectral_norm(nn.Linear(6, 16))
     return nn.Sequential(first, nn.Dropout(0.1), nn.Linear(16, 2))
@@ -415,6 +421,9 @@ CASES = {
     "a gradient penalty": of_classes(PROVEN, factory=steady, loss=gradient_penalty),
     # rounding that fixed tolerances did not allow
     "InstanceNorm": of_classes(PROVEN, factory=Images, batches=images()),
+    "targets in the thousands": of_classes(
+        PROVEN, factory=steady, loss=thousands, optimizer="sgd", learning_rate=1e-3
+    ),
     # casts
     "class weights beside casts": of_classes(WRONG, factory=Casts, loss=weighted),
 }
