@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -128,22 +128,24 @@ class Job:
         (value,) = re.findall(rf"(?:^| ){key}=(\S*)", shown)
         return value
 
-    def signal(self, name: str, *options: str) -> None:
-        self.slurm.ask("scancel", f"--signal={name}", *options)
+    def wait(self) -> None:
+        """Wait until it has ended well."""
+        state = self.wait_for(ENDED, 240)
+        assert (state, self.show("ExitCode")) == ("COMPLETED", "0:0"), self.said
 
-    def wait(self, within_s: float = 240) -> tuple[str, int]:
-        """Wait for its end, and return its state and the exit code of its script."""
-        self.wait_for(ENDED, within_s)
-        return self.show("JobState"), int(self.show("ExitCode").split(":")[0])
-
-    def wait_for(self, states: set[str], within_s: float = 60) -> None:
+    def wait_for(self, states: set[str], within_s: float = 60) -> str:
         deadline = time.monotonic() + within_s
         while (state := self.show("JobState")) not in states:
             assert time.monotonic() < deadline, f"{state}:\n{self.said}"
             time.sleep(0.2)
+        return state
 
-    def start_soon(self) -> None:
-        """Start within seconds instead of two minutes after a requeue."""
+    def end_of_time(self) -> None:
+        """Signal that its time is nearly up, and start it within seconds instead of two
+        minutes after its requeue.
+        """
+        self.slurm.ask("scancel", "--signal=USR1", "--batch", self.number)
+        self.wait_for({"PENDING"})
         # nodes refuse what was signed in the second in which the job ended there
         when = "StartTime=now+2"
         self.slurm.ask("scontrol", "update", f"JobId={self.number}", when)
@@ -155,8 +157,7 @@ def two_nodes(folder: Path) -> Iterator[Slurm]:
     afterwards but files.
     """
     (folder / "tmp").mkdir()
-    with ExitStack() as stack:
-        log = stack.enter_context(open(folder / "log", "w"))
+    with open(folder / "log", "w") as log:
         # Ctrl-C is for the test
         keeper = subprocess.Popen(
             [sys.executable, __file__, str(folder)],
@@ -165,11 +166,13 @@ def two_nodes(folder: Path) -> Iterator[Slurm]:
             stderr=log,
             start_new_session=True,
         )
-        # the end of its input is the end of all that it keeps
-        stack.callback(keeper.wait, 60)
-        stack.callback(keeper.stdin.close)
+    try:
         _wait_until_idle(folder)
         yield Slurm(folder, keeper.pid)
+    finally:
+        # the end of its input is the end of all that it keeps
+        keeper.stdin.close()
+        keeper.wait(60)
     assert keeper.returncode == 0, (folder / "log").read_text()
 
 
@@ -189,10 +192,7 @@ def _wait_until_idle(folder: Path) -> None:
 def write_config(folder: Path) -> None:
     """Write slurm.conf for two nodes, their folders and the munge key."""
     host = socket.gethostname().partition(".")[0]
-    ports: set[int] = set()
-    while len(ports) < 1 + len(NODES):
-        ports.add(free_port())
-    first, *others = ports
+    first, *others = (free_port() for _ in range(1 + len(NODES)))
     config = CONFIG.format(host=host, port=first, user=os.geteuid(), folder=folder)
     for name, port in zip(NODES, others, strict=True):
         config += NODE.format(name=name, host=host, port=port)
@@ -212,12 +212,11 @@ def write_config(folder: Path) -> None:
 
 def daemons(folder: Path) -> list[list[str]]:
     """Return the commands of the daemons, in order of start."""
-    files = {"socket": "socket", "pid-file": "pid", "log-file": "log"}
-    of_munge = [f"--{o}={folder}/munge.{f}" for o, f in files.items()]
-    of_munge += [f"--key-file={folder}/munge.key", f"--seed-file={folder}/munge.seed"]
+    kinds = ("socket", "pid-file", "log-file", "key-file", "seed-file")
+    files = [f"--{o}={folder}/munge.{o.partition('-')[0]}" for o in kinds]
     return [
         # --force: it rejects folders that other users cannot enter
-        ["munged", "--foreground", "--force", *of_munge],
+        ["munged", "--foreground", "--force", *files],
         ["slurmctld", "-D", "-i"],
         *(["slurmd", "-D", "-N", name] for name in NODES),
     ]
