@@ -23,15 +23,8 @@ from minitrain.harness import launcher
 # reasons to skip that are allowed on CI; network namespaces need root and iproute2
 MAY_BE_MISSING = ("needs a GPU", "needs root", "needs iproute2")
 # folders whose tests start ranks
-MANY_RANKS = {
-    "bench",
-    "comm",
-    "frameworks",
-    "harness",
-    "notebooks",
-    "recording",
-    "sync",
-}
+MANY_RANKS = {"bench", "comm", "frameworks", "harness"}
+MANY_RANKS |= {"notebooks", "recording", "sync"}
 # concurrent tests create and remove shared memory, too
 OF_OTHERS_S = 5.0
 CACHE_OF_TORCH = f"torchinductor_{getpass.getuser()}"
@@ -45,13 +38,11 @@ settings.load_profile("no deadline")
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)
-# else `python -m ...` in a folder would not find the modules there
-os.environ.pop("PYTHONSAFEPATH", None)
-# else every child process would compile this project
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# would hide modules in the folder of `python -m ...`, have every child process compile
+# this project, and change the output of a pytest within a test
+for variable in ("PYTHONSAFEPATH", "PYTHONDONTWRITEBYTECODE", "PYTEST_ADDOPTS"):
+    os.environ.pop(variable, None)
 sys.dont_write_bytecode = False
-# would change the output of a pytest within a test
-os.environ.pop("PYTEST_ADDOPTS", None)
 skipped_on_ci: list[str] = []
 
 

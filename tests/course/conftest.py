@@ -1,7 +1,6 @@
 """One small project, built once: every exercise and every page begins there."""
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,9 +21,7 @@ def base(stages_by_fork: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def copy(base: Path, tmp_path: Path) -> Iterator[Path]:
+def copy(base: Path, tmp_path: Path) -> Path:
     """The same, to be changed."""
-    folder = tmp_path / "copy"
-    shutil.copytree(base, folder, symlinks=True, ignore=shutil.ignore_patterns(*IDLE))
-    yield folder
-    shutil.rmtree(folder)
+    ignore = shutil.ignore_patterns(*IDLE)
+    return shutil.copytree(base, tmp_path / "copy", symlinks=True, ignore=ignore)

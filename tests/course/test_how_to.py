@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from forks import pipeline, run_stages
-from pages import Block, blocks, change
+from pages import blocks, change
 from project import ROOT
 from thorough import thorough_after
 
@@ -16,12 +16,6 @@ from minitrain.core.files import read_json
 PAGES = ("how-to/own-text", "how-to/own-model", "strategies")
 # make also installs and sums up
 BUILDS = {"dvc repro", "make"}
-
-
-def own_file(block: Block) -> str | None:
-    first = block.text.partition("\n")[0]
-    is_file = block.language == "python" and first.endswith(".py")
-    return first.removeprefix("# ") if is_file else None
 
 
 def state_of(folder: Path) -> str:
@@ -39,8 +33,9 @@ def test_page_does_what_it_says(
     for block in blocks((ROOT / f"docs/{page}.md").read_text(encoding="utf-8")):
         if block.language == "yaml":
             change(block, copy)
-        if name := own_file(block):
-            (copy / name).write_text(block.text)
+        first = block.text.partition("\n")[0].removeprefix("# ")
+        if block.language == "python" and first.endswith(".py"):
+            (copy / first).write_text(block.text)
         for command in block.commands if block.language == "sh" else []:
             typed.append(command.removeprefix(".venv/bin/"))
             if typed[-1] == "minitrain check my_model.py:build":

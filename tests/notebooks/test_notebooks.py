@@ -18,11 +18,7 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
-def name(path: Path) -> str:
-    return path.name
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=name)
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
 def test_notebook_is_kept_without_outputs(path: Path) -> None:
     notebook = json.loads(path.read_text(encoding="utf-8"))
     nbformat.validate(notebook)

@@ -1,4 +1,6 @@
-"""Lock files of studies: the code that a measurement executes."""
+"""Lock files of studies: the code that a measurement executes. That hashes are those of
+the code alone: tests/studies/test_label.py.
+"""
 
 import os
 import shutil
@@ -9,23 +11,10 @@ from typing import Any
 import pytest
 from project import ROOT, copy_project, load_yaml, run_in, run_python, set_params
 
-from minitrain.core.code_lock import syntax_hash
 from studies.code_lock import LOCKS, OF_HARNESS, is_measured, locks_of
 
 STUDIES = sorted(file.parent for file in ROOT.glob("studies/*/dvc.yaml"))
 MEASURED, DRAWN = LOCKS
-PROGRAM = '''"""A module."""
-def double(x):
-    """Return twice x."""
-    return 2 * x  # a comment
-'''
-
-
-def test_hash_is_that_of_the_code_alone() -> None:
-    same = "def double(x):\n\n    return 2*x\n"
-    assert syntax_hash(PROGRAM) == syntax_hash(same)
-    for other in ("return 3 * x", "return 2.0 * x", "return 2 * y", "yield 2 * x"):
-        assert syntax_hash(PROGRAM.replace("return 2 * x", other)) != syntax_hash(same)
 
 
 @cache
@@ -56,12 +45,13 @@ def test_list_is_the_only_code_that_a_study_depends_on() -> None:
 
 
 # settings with which a study takes seconds, and the script that measures
+FEW = {"num_rounds": 15, "steps_per_round": 1}
 SMALL: dict[str, tuple[str, dict[str, Any]]] = {
-    "buckets": ("measure", {"num_rounds": 15, "steps_per_round": 1}),
+    "buckets": ("measure", FEW),
     "chaos": ("run", {"trials": 1}),
     "checkpoints": (
         "measure_costs",
-        {"num_rounds": 15, "steps_per_round": 2, "every_steps": [2]}
+        {**FEW, "steps_per_round": 2, "every_steps": [2]}
         | {"recorded_steps": 4, "num_loads": 1},
     ),
     "collectives": (
@@ -75,13 +65,10 @@ SMALL: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "ladder": ("climb", {"world_sizes": [2], "num_steps": 3}),
     "network": ("measure_links", {"num_rounds": 1, "links": {"unshaped": None}}),
-    "noise": (
-        "measure",
-        {"num_rounds": 15, "steps_per_round": 1, "numbers_of_rounds": [6]},
-    ),
-    "peers": ("measure", {"num_rounds": 15, "steps_per_round": 1}),
-    "prediction": ("measure_steps", {"num_rounds": 15, "steps_per_round": 1}),
-    "recorder": ("measure", {"num_rounds": 15, "steps_per_round": 4}),
+    "noise": ("measure", {**FEW, "numbers_of_rounds": [6]}),
+    "peers": ("measure", FEW),
+    "prediction": ("measure_steps", FEW),
+    "recorder": ("measure", {**FEW, "steps_per_round": 4}),
     "resume": (
         "interrupt",
         {"num_steps": 20, "steps_per_epoch": 10, "stop_every": 10}
@@ -92,7 +79,7 @@ SMALL: dict[str, tuple[str, dict[str, Any]]] = {
         "measure",
         {"num_trials": 1, "num_steps": 24, "num_warmup_steps": 2},
     ),
-    "strategies": ("speed", {"num_rounds": 15, "steps_per_round": 1, "num_steps": 20}),
+    "strategies": ("speed", {**FEW, "num_steps": 20}),
     "trace": ("record", {}),
     "zoo": ("inject", {"num_seeds": 2, "world_sizes": [1, 2], "num_loss_steps": 8}),
 }

@@ -13,7 +13,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 import pytest
-from pages import Block, blocks, edit, pages_of, without_fences
+from pages import blocks, edit, pages_of, without_fences
 from project import PARAMS_FILE, ROOT, load_yaml, run_in
 
 import minitrain
@@ -34,15 +34,10 @@ TARGETS = re.findall(r"^\.PHONY: (.*)$", MAKEFILE, re.MULTILINE)[0].split()
 KEYS = {f"{section}.{key}" for section in PARAMS for key in PARAMS[section]}
 
 
-def marked(page: str, name: str) -> str:
-    pattern = f"<!-- {name} -->\n(.*?)<!-- /{name} -->"
-    (block,) = re.findall(pattern, TEXT[page], re.DOTALL)
-    return str(block)
-
-
 def require_marked(page: str, name: str, block: str) -> None:
     """Fail with what to paste, unless ``block`` stands between those comments."""
-    if marked(page, name) != block:
+    pattern = f"<!-- {name} -->\n(.*?)<!-- /{name} -->"
+    if re.findall(pattern, TEXT[page], re.DOTALL) != [block]:
         between = f"between <!-- {name} --> and <!-- /{name} -->"
         pytest.fail(f"{page}, {between}, paste:\n\n{block}", pytrace=False)
 
@@ -73,11 +68,6 @@ def needs(one: Guarantees) -> str:
     return ", ".join(name for name, is_needed in found.items() if is_needed) or "-"
 
 
-def anchor(heading: str) -> str:
-    """How a heading is linked to on GitHub."""
-    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
-
-
 # links are checked on all pages
 LINKED = [*PAGES, *pages_of("examples", "metrics", "studies")]
 
@@ -98,8 +88,10 @@ def dead_links(page: Path) -> list[str]:
 
 @cache
 def anchors(path: Path) -> set[str]:
+    """How headings are linked to on GitHub."""
     text = without_fences(path.read_text(encoding="utf-8"))
-    return {anchor(heading) for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE)}
+    found = re.findall(r"^#+ (.+)$", text.lower(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", one).replace(" ", "-") for one in found}
 
 
 def test_links_lead_somewhere() -> None:
@@ -111,13 +103,6 @@ def written_by(stage: dict[str, Any]) -> list[str]:
     kinds = ("outs", "metrics", "plots")
     outs = [out for kind in kinds for out in stage.get(kind, [])]
     return [out if isinstance(out, str) else next(iter(out)) for out in outs]
-
-
-@cache
-def outputs() -> list[str]:
-    """The paths that the stages write; W stands for a number of processes."""
-    paths = [path for stage in STAGES.values() for path in written_by(stage)]
-    return [re.sub(r"\$\{.*?\}", "W", path) for path in paths]
 
 
 def test_names_of_the_library_and_keys_of_parameters_exist() -> None:
@@ -186,25 +171,17 @@ def test_reference_names_stages_exports_verdicts_rungs_and_outputs() -> None:
     assert first_column("docs/verdicts.md", "Verdicts") == [*VERDICTS]
     assert sorted(first_column("docs/verdicts.md", "Rungs")) == sorted(RUNGS)
     paths = [p.rstrip("/") for p in first_column("docs/reference/files.md", "Files")]
-    for out in outputs():
-        # runs with NCCL have the files of runs with gloo
-        named = out.replace("nccl", "gloo")
+    for out in (out for stage in STAGES.values() for out in written_by(stage)):
+        # W is a number of processes; runs with NCCL have the files of runs with gloo
+        named = re.sub(r"\$\{.*?\}", "W", out).replace("nccl", "gloo")
         assert any(f"{path}/".startswith(f"{named}/") for path in paths), out
 
 
-DIFFS = [
-    (page, asked)
-    for page, text in TEXT.items()
-    for asked in blocks(text)
-    if asked.language == "diff"
-]
-
-
-@pytest.mark.parametrize(("page", "asked"), DIFFS)
-def test_line_that_a_page_changes_is_there(page: str, asked: Block) -> None:
-    found = edit(asked)
-    assert (ROOT / found.file).read_text().count(found.old) == 1
-    assert f"git checkout {found.file}" in TEXT[page]
+def test_lines_that_pages_change_are_there() -> None:
+    for page, text in TEXT.items():
+        for found in (edit(one) for one in blocks(text) if one.language == "diff"):
+            assert (ROOT / found.file).read_text().count(found.old) == 1, page
+            assert f"git checkout {found.file}" in text, page
 
 
 def test_version_is_the_same_everywhere() -> None:

@@ -37,11 +37,6 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return project, (project / "dvc_plots/index.html").read_text()
 
 
-def charts(text: str) -> dict[str, dict[str, Any]]:
-    found = [json.loads(s) for s in re.findall(r"var spec = (\{.*\});\n", text)]
-    return {chart["title"]["text"]: chart for chart in found}
-
-
 def columns(chart: dict[str, Any]) -> set[str]:
     drawn = {key: value for key, value in chart.items() if key != "data"}
     return {*re.findall(r'"field": "([^"]*)"', json.dumps(drawn))}
@@ -51,8 +46,17 @@ def columns(chart: dict[str, Any]) -> set[str]:
 def test_charts_read_columns_that_are_there_of_both_sides(
     page: tuple[Path, str],
 ) -> None:
+    """And the page without a network says so, and has the pictures."""
+    project, text = page
+    assert "window.vegaEmbed = () =>" in text
+    pictures = re.findall(r'<img src="([^"]+)"', text)
+    # before and after
+    assert len(pictures) == 2 * len(PICTURES)
+    assert all((project / "dvc_plots" / path).is_file() for path in pictures)
+    specs = [json.loads(s) for s in re.findall(r"var spec = (\{.*\});\n", text)]
+    charts = {chart["title"]["text"]: chart for chart in specs}
     for name in CHARTS:
-        chart = charts(page[1])[CHARTS[name]["title"]]
+        chart = charts[CHARTS[name]["title"]]
         rows = chart["data"]["values"]
         assert {row["rev"] for row in rows} == {"HEAD", "workspace"}, name
         made = {step["as"] for step in chart.get("transform", []) if "as" in step}
@@ -60,18 +64,6 @@ def test_charts_read_columns_that_are_there_of_both_sides(
         assert columns(chart) - made <= rows[0].keys(), name
         # each anchor of the template was filled
         assert "<DVC_METRIC" not in json.dumps(chart), name
-
-
-@pytest.mark.pipeline
-def test_page_without_a_network_says_so_and_has_the_pictures(
-    page: tuple[Path, str],
-) -> None:
-    project, text = page
-    assert "window.vegaEmbed = () =>" in text
-    pictures = re.findall(r'<img src="([^"]+)"', text)
-    # before and after
-    assert len(pictures) == 2 * len(PICTURES)
-    assert all((project / "dvc_plots" / path).is_file() for path in pictures)
 
 
 @pytest.mark.pipeline

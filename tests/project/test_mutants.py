@@ -16,8 +16,7 @@ from forks import pipeline, run_stages, run_test
 from pages import Edit
 from project import MADE, ROOT, copy_project, set_params
 from test_docs import require_marked, table
-
-from minitrain.core.files import read_json
+from test_stage_faults import breached
 
 
 @dataclass(frozen=True)
@@ -97,13 +96,6 @@ def injected(base: Path, tmp_path: Path, mutant: Mutant) -> Path:
     for edit in mutant.edits:
         edit.make(copy)
     return copy
-
-
-def breached(copy: Path) -> set[str]:
-    path = copy / "metrics/equivalence.json"
-    runs = read_json(path).values() if path.exists() else ()
-    rungs = [item for run in runs for item in run.items() if isinstance(item[1], dict)]
-    return {name for name, rung in rungs if rung["verdict"] == "breach"}
 
 
 def case(mutant: Mutant, tried: bool) -> Any:

@@ -24,7 +24,7 @@ from network_namespaces import BURST_BYTES
 from one_line import refusal
 from placed_arms import arm_of
 from prediction_settings import Prediction
-from project import ROOT
+from project import ROOT, load_yaml, set_params
 from rows import all_settings
 from setting import NO_SYNC, Setting, name_of
 from study_settings import load_study
@@ -122,10 +122,8 @@ def be_the_study(folder: Path, patch: pytest.MonkeyPatch) -> Path:
     """Make ``folder`` the study; with few draws where it is new."""
     if not folder.exists():
         folder.mkdir()
-        text = (ROOT / "studies/prediction/params.yaml").read_text()
-        few = text.replace("num_draws: 200\n", "num_draws: 5\n")
-        assert few != text
-        (folder / "params.yaml").write_text(few)
+        shutil.copy(ROOT / "studies/prediction/params.yaml", folder)
+        set_params(folder, {"prediction.num_draws": 5})
     for module in MODULES:
         patch.setattr(module, "STUDY", folder)
     return folder
@@ -217,9 +215,9 @@ def test_what_was_seen_before_is_not_held_out(study: Path) -> None:
     alone = [s for s in (*fitted, *held_out) if s.sync != NO_SYNC or s.processes == 1]
     assert [planted(arm_of(setting)) for setting in alone] == alone
     # the same buckets as with 0.1 MiB; all kinds: tests/studies/test_setting.py
-    path = study / "params.yaml"
-    again = "  held_out:\n    - [ddp, 2, 4, 128, 8, 1, 0.11, loopback]\n"
-    path.write_text(path.read_text().replace("  held_out:\n", again))
+    held_out = load_yaml(study / "params.yaml")["prediction"]["held_out"]
+    again = ["ddp", 2, 4, 128, 8, 1, 0.11, "loopback"]
+    set_params(study, {"prediction.held_out": [again, *held_out]})
     line = refusal(load_study, study, Prediction)
     assert "prediction.held_out.0 = [" in line
     assert "must be no repetition of" in line

@@ -24,7 +24,7 @@ from zoo_digest import digest
 from minitrain.core.code_lock import lock_text
 from minitrain.report.published import result_block
 from studies import label
-from studies.results import Made, made_by_pipeline, measured_in
+from studies.results import made_by_pipeline, measured_in
 
 pytestmark = pytest.mark.published
 labels = cache(label.labels)
@@ -46,14 +46,13 @@ def test_result_in_the_readme_is_that_of_the_metrics() -> None:
 def test_scale_in_the_docs_is_that_of_the_study() -> None:
     study = json.loads(read("studies/scale/scale.json"))
     sizes = [int(key.partition("_")[0]) for key in study if key.endswith("_sentences")]
-    rows = {
-        "check, corpus and shard together": ("build_and_shard_s", "s"),
-        "memory of corpus": ("corpus_above_imports_mb", "MB"),
-        "memory of shard": ("shard_above_imports_mb", "MB"),
-        "memory of training": ("train_rss_anon_p50_mb", "MB"),
-    }
     lines = []
-    for name, (key, unit) in rows.items():
+    for name, key, unit in (
+        ("check, corpus and shard together", "build_and_shard_s", "s"),
+        ("memory of corpus", "corpus_above_imports_mb", "MB"),
+        ("memory of shard", "shard_above_imports_mb", "MB"),
+        ("memory of training", "train_rss_anon_p50_mb", "MB"),
+    ):
         cells = [f"{study[f'{size}_sentences'][key]:,.1f} {unit}" for size in sizes]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     columns = ["", *(f"{size:,} sentences" for size in sizes)]
@@ -73,11 +72,6 @@ def test_timeline_in_the_concepts_is_that_of_the_trace() -> None:
             pytest.fail(f"docs/pictures/{name}: {line}", pytrace=False)
 
 
-def made_here() -> list[Made]:
-    manifest = json.loads((ROOT / "metrics/manifest.json").read_text())
-    return made_by_pipeline(ROOT, manifest)
-
-
 def deps_in_lock(folder: Path, script: str) -> dict[str, str]:
     """MD5s of the dependencies of the stage that runs ``script``, by dvc.lock."""
     stages = load_yaml(folder / "dvc.lock")["stages"]
@@ -87,7 +81,7 @@ def deps_in_lock(folder: Path, script: str) -> dict[str, str]:
 
 def test_lock_names_the_code_that_made_the_result() -> None:
     """`dvc commit` over an old result would make it look new."""
-    for made in made_here():
+    for made in made_by_pipeline(ROOT, json.loads(read("metrics/manifest.json"))):
         md5s = {
             path: md5
             for path, md5 in deps_in_lock(ROOT, f"stages.{made.script.stem}").items()

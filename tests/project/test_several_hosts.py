@@ -32,6 +32,11 @@ pytestmark = [
 Ended = tuple[int, str]
 
 
+class Two(NamedTuple):
+    near: Path
+    far: Path
+
+
 def start(
     host: Host, folder: Path, first: str, world_size: int = 2
 ) -> subprocess.Popen[str]:
@@ -50,17 +55,17 @@ def start(
     )
 
 
+def start_on(
+    networks: Networks, two: Two, world_size: int = 2
+) -> list[subprocess.Popen[str]]:
+    first = networks.hosts[0].address
+    pairs = zip(networks.hosts, two, strict=True)
+    return [start(host, folder, first, world_size) for host, folder in pairs]
+
+
 def wait(processes: Sequence[subprocess.Popen[str]]) -> list[Ended]:
     said = [process.communicate(timeout=150)[0] for process in processes]
     return [(one.returncode, text) for one, text in zip(processes, said, strict=True)]
-
-
-OUTPUTS = ("losses.csv", "hashes.jsonl", "machine.json")
-
-
-class Two(NamedTuple):
-    near: Path
-    far: Path
 
 
 @pytest.fixture(scope="module")
@@ -81,14 +86,6 @@ def two(project: Path, tmp_path: Path) -> Two:
     return folders
 
 
-def start_on(
-    networks: Networks, two: Two, world_size: int = 2
-) -> list[subprocess.Popen[str]]:
-    first = networks.hosts[0].address
-    pairs = zip(networks.hosts, two, strict=True)
-    return [start(host, folder, first, world_size) for host, folder in pairs]
-
-
 def one_line(ended: Ended, pattern: str) -> str:
     code, said = ended
     lines = [line for line in said.splitlines() if "error" in line.lower()]
@@ -99,8 +96,9 @@ def one_line(ended: Ended, pattern: str) -> str:
 
 def outputs(folder: Path, world_size: int) -> dict[str, bytes]:
     run = folder / f"data/runs/gloo-{world_size}"
-    states = [f"states/state-rank-{rank}.pt" for rank in range(world_size)]
-    return {name: (run / name).read_bytes() for name in (*OUTPUTS, *states)}
+    names = [f"states/state-rank-{rank}.pt" for rank in range(world_size)]
+    names += ["losses.csv", "hashes.jsonl", "machine.json"]
+    return {name: (run / name).read_bytes() for name in names}
 
 
 @pytest.mark.parametrize(

@@ -78,22 +78,17 @@ ONE, MANY = "launch/slurm/one-node.sbatch", "launch/slurm/many-nodes.sbatch"
 SHARDS = "data/shards/world-4: missing; `dvc repro shard` makes it, with 4 in "
 
 
-@pytest.mark.parametrize(
-    ("ranks", "nodes", "cpus", "line"),
-    [
+def test_job_that_asks_for_too_little_is_one_line(project: Path) -> None:
+    for ranks, nodes, cpus, line in (
         ("", "2", "1", "W = '': must be a number of ranks, after the script"),
         ("2", "1", "1", "--nodes = 1: must be more; for one there is one-node.sbatch"),
         ("3", "2", "1", "W = 3: must be a multiple of --nodes = 2"),
         ("4", "2", "1", "--cpus-per-task = 1: must be at least 2, a CPU for each rank"),
         ("4", "2", "2", f"{SHARDS}gloo.world_sizes"),
-    ],
-)
-def test_job_that_asks_for_too_little_is_one_line(
-    project: Path, ranks: str, nodes: str, cpus: str, line: str
-) -> None:
-    given = {"SLURM_JOB_NUM_NODES": nodes, "SLURM_CPUS_PER_TASK": cpus}
-    done = run_in(project, "bash", MANY, *ranks.split(), **given)
-    assert (done.returncode, done.stderr) == (2, f"error: {line}\n")
+    ):
+        given = {"SLURM_JOB_NUM_NODES": nodes, "SLURM_CPUS_PER_TASK": cpus}
+        done = run_in(project, "bash", MANY, *ranks.split(), **given)
+        assert (done.returncode, done.stderr) == (2, f"error: {line}\n")
 
 
 def test_job_outside_the_project_or_without_torch_is_one_line(project: Path) -> None:

@@ -2,17 +2,15 @@
 
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from forks import Outcome, of_size, run_stages
+from forks import of_size, run_stages
 from project import run_dvc, set_params
 
 pytestmark = pytest.mark.slow
-
-Stage = Callable[..., Outcome]
 
 
 @pytest.fixture
@@ -20,19 +18,6 @@ def copy(made_run: Path, tmp_path: Path) -> Path:
     """A project with a corpus and shards, which a test may spoil."""
     made = shutil.ignore_patterns("runs", "evidence")
     return Path(shutil.copytree(made_run, tmp_path / "copy", ignore=made))
-
-
-@pytest.fixture
-def stage(stages_by_fork: str, copy: Path) -> Stage:
-    """Run a stage of the copy in a fork: what ends before any rank starts."""
-    return lambda *words: run_stages(stages_by_fork, copy, [words])
-
-
-def assert_one_line(done: Outcome, pattern: str) -> None:
-    assert done.code == 2, done.output
-    (line,) = (line for line in done.output.splitlines() if line)
-    assert line.startswith("error: ")
-    assert re.search(pattern, line), line
 
 
 CHECK = ("check",)
@@ -65,21 +50,19 @@ MISTAKES: dict[str, tuple[Sequence[str], str, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_mistake_is_one_line_and_nothing_half_written(
-    stage: Stage, copy: Path, name: str
+    stages_by_fork: str, copy: Path, name: str
 ) -> None:
+    """All end before any rank starts."""
     words, pattern, params = MISTAKES[name]
     set_params(copy, params)
     (copy / "data/check.txt").unlink(missing_ok=True)
-    assert_one_line(stage(*words), pattern)
+    done = run_stages(stages_by_fork, copy, [words])
+    assert done.code == 2, done.output
+    (line,) = (line for line in done.output.splitlines() if line)
+    assert line.startswith("error: ")
+    assert re.search(pattern, line), line
     assert not (copy / "data/check.txt").exists()
     assert [*(copy / "data").rglob("*.tmp"), *(copy / "metrics").rglob("*.tmp")] == []
-
-
-def test_unwritable_folder(stage: Stage, copy: Path) -> None:
-    # a file where a folder must be: holds for root, too
-    shutil.rmtree(copy / "data")
-    (copy / "data").write_text("in the way")
-    assert_one_line(stage("check"), "data")
 
 
 @pytest.mark.pipeline

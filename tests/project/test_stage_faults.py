@@ -12,14 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from forks import (
-    EQUIVALENCE,
-    REPLAY_2,
-    VERIFY_2,
-    Outcome,
-    of_size,
-    run_stages,
-)
+from forks import EQUIVALENCE, REPLAY_2, VERIFY_2, Outcome, of_size, run_stages
 
 from minitrain.core.files import read_json, read_jsonl, write_json, write_jsonl
 from minitrain.train.step_record import load_tensors, save_tensors
@@ -53,21 +46,20 @@ def flip_a_bit(path: Path, tensor: str = "norm.bias") -> None:
 Rows = list[dict[str, Any]]
 
 
-def change_rows(run: Path, how: Callable[[Rows], Rows | None]) -> None:
-    """Change the rows of a run's hashes, in place or by what ``how`` returns."""
+def change_rows(run: Path, how: Callable[[Rows], None]) -> None:
+    """Change the rows of a run's hashes in place."""
     path = run / "hashes.jsonl"
     before, rows = path.read_bytes(), read_jsonl(path)
-    changed = how(rows)
-    write_jsonl(path, rows if changed is None else changed)
+    how(rows)
+    write_jsonl(path, rows)
     assert path.read_bytes() != before
 
 
 def other_hash(what: str, rank: int) -> Callable[[Rows], None]:
     def change(rows: Rows) -> None:
         place = ("tensors", rank, 2)
-        row = next(
-            r for r in rows if (r["kind"], r.get("rank"), r.get("step")) == place
-        )
+        keys = ("kind", "rank", "step")
+        row = next(r for r in rows if (*map(r.get, keys),) == place)
         name = next(iter(row[what]))
         row[what][name] = row[what][name][::-1]
 
@@ -77,14 +69,6 @@ def other_hash(what: str, rank: int) -> Callable[[Rows], None]:
 def other_samples(rows: Rows) -> None:
     batch = next(row for row in rows if (row["kind"], row.get("step")) == ("batch", 4))
     batch["sha256"] = batch["sha256"][::-1]
-
-
-def without_a_rank(rows: Rows) -> Rows:
-    return [row for row in rows if row.get("rank") != 1]
-
-
-def without_a_step(rows: Rows) -> Rows:
-    return [row for row in rows if (row["kind"], row.get("step")) != ("tensors", 2)]
 
 
 def breached(copy: Path, name: str = "gloo-2") -> set[str]:
@@ -135,23 +119,6 @@ def test_hashes_of_the_run_that_differ(after, copy: Path) -> None:
     assert_refused(after(VERIFY_2, EQUIVALENCE), copy, *rungs)
 
 
-# as the replay has them, and as the run and the witness have them
-OF_REPLAY = ["replay_buffers", "replay_gradients", "replay_parameters"]
-ROWS = [
-    (without_a_rank, "witness_data"),
-    (without_a_step, "witness_hashes"),
-]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("how", "rung"), ROWS)
-def test_rows_that_are_missing(
-    after, copy: Path, how: Callable[[Rows], Rows], rung: str
-) -> None:
-    change_rows(copy / RUN, how)
-    assert_refused(after(VERIFY_2, EQUIVALENCE), copy, *OF_REPLAY, rung)
-
-
 def test_breach_that_verify_found(after, copy: Path) -> None:
     path = copy / EVIDENCE / "evidence.json"
     evidence = read_json(path)
@@ -162,10 +129,8 @@ def test_breach_that_verify_found(after, copy: Path) -> None:
     outcome = after(EQUIVALENCE)
     assert_refused(outcome, copy, "ranks")
     assert "injected" in outcome.line
-    metrics = copy / "metrics"
-    assert read_json(metrics / "equivalence.json")["gloo-2"]["ranks"] == injected
-    assert "injected" in read_json(metrics / "summary.json")["breach"]
-    assert "injected" in (metrics / "report.md").read_text()
+    ladder = read_json(copy / "metrics/equivalence.json")["gloo-2"]
+    assert ladder["ranks"] == injected
 
 
 def test_evidence_far_from_one_process(after, copy: Path) -> None:

@@ -13,20 +13,22 @@ def project(tmp_path: Path) -> Path:
     for folder in ("stages", "studies/mine"):
         (tmp_path / folder).mkdir(parents=True)
     shutil.copy(ROOT / "stages/python", tmp_path / "stages")
-    (tmp_path / "stages/__init__.py").touch()
-    (tmp_path / "stages/hello.py").write_text("print('hello')\n")
-    (tmp_path / "studies/mine/measure.py").write_text("import settings\n")
-    (tmp_path / "studies/mine/settings.py").write_text("print('settings')\n")
     return tmp_path
 
 
 def test_neighbors_are_found(project: Path) -> None:
     """PYTHONSAFEPATH alone would exclude both folders."""
-    done = run_in(project, "stages/python", "-m", "stages.hello", PYTHONSAFEPATH="1")
-    assert done.stdout == "hello\n", done.stderr
-    script = ("../../stages/python", "measure.py")
-    done = run_in(project / "studies/mine", *script, PYTHONSAFEPATH="1")
-    assert done.stdout == "settings\n", done.stderr
+    study = project / "studies/mine"
+    (project / "stages/__init__.py").touch()
+    (project / "stages/hello.py").write_text("print('hello')\n")
+    (study / "measure.py").write_text("import settings\n")
+    (study / "settings.py").write_text("print('settings')\n")
+    for folder, command, said in (
+        (project, ("stages/python", "-m", "stages.hello"), "hello\n"),
+        (study, ("../../stages/python", "measure.py"), "settings\n"),
+    ):
+        done = run_in(folder, *command, PYTHONSAFEPATH="1")
+        assert done.stdout == said, done.stderr
 
 
 def make_venv(folder: Path) -> Path:

@@ -1,6 +1,7 @@
 """The params.yaml of every study: valid as committed, mistakes are one line."""
 
 import shutil
+from contextlib import closing
 from functools import cache
 from pathlib import Path
 from runpy import run_path
@@ -9,8 +10,7 @@ from typing import Any
 import pytest
 from dvc.repo import Repo
 from one_line import refusal
-from project import PARAMS_FILE, ROOT, load_yaml
-from ruamel.yaml import YAML
+from project import PARAMS_FILE, ROOT, load_yaml, set_params
 from study_settings import load_study
 from test_docs import written_by
 
@@ -24,19 +24,6 @@ def schema_of(name: str) -> type[Section]:
     module = run_path(str(ROOT / f"studies/{name}/{name}_settings.py"))
     schema: type[Section] = module[name.capitalize()]
     return schema
-
-
-def with_changes(name: str, changes: dict[str, Any], project: Path) -> Path:
-    """A study with ``changes``, in a project with the parameters of the tests."""
-    yaml = YAML(typ="safe")
-    stated = yaml.load((ROOT / f"studies/{name}/params.yaml").read_text())
-    stated[name] |= changes
-    folder = project / "studies" / name
-    folder.mkdir(parents=True)
-    with open(folder / "params.yaml", "w") as file:
-        yaml.dump(stated, file)
-    shutil.copy(PARAMS_FILE, project / "params.yaml")
-    return folder
 
 
 def test_every_study_fits_its_schema() -> None:
@@ -63,7 +50,12 @@ MISTAKES: list[tuple[str, str, Any, str]] = [
 
 def test_what_does_not_fit_is_one_line(tmp_path: Path) -> None:
     for number, (name, key, value, expected) in enumerate(MISTAKES):
-        folder = with_changes(name, {key: value}, tmp_path / str(number))
+        # in a project with the parameters of the tests
+        folder = tmp_path / f"{number}/studies/{name}"
+        folder.mkdir(parents=True)
+        shutil.copy(PARAMS_FILE, folder.parents[1])
+        shutil.copy(ROOT / f"studies/{name}/params.yaml", folder)
+        set_params(folder, {f"{name}.{key}": value})
         line = refusal(load_study, folder, schema_of(name))
         assert line.startswith(f"{folder}/params.yaml: {name}.{expected}")
 
@@ -105,12 +97,9 @@ def test_no_study_writes_what_another_writes_or_the_pipeline_reads() -> None:
 
 def stages_known_to_dvc(root: Path) -> set[str]:
     """Load all stages as ``dvc repro`` does, including its checks."""
-    repo = Repo(str(root))
-    try:
+    with closing(Repo(str(root))) as repo:
         repo.index.check_graph()
         return {stage.addressing for stage in repo.index.stages}
-    finally:
-        repo.close()
 
 
 # of a library that DVC keeps its tree of outputs in

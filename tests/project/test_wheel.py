@@ -40,14 +40,10 @@ for _ in range(4):
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The whole project: setuptools has to choose, and leaves a folder behind."""
-    return copy_project(tmp_path_factory.mktemp("wheel") / "source")
-
-
-@pytest.fixture(scope="module")
-def wheel(source: Path) -> Path:
-    built = source.parent / "built"
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a whole project: setuptools has to choose, and leaves a folder behind."""
+    folder = tmp_path_factory.mktemp("wheel")
+    source, built = copy_project(folder / "source"), folder / "built"
     # with the setuptools that is here: its own would come from the network
     alone = ("--no-deps", "--no-index", "--no-build-isolation")
     run(sys.executable, *PIP, "wheel", *alone, "--wheel-dir", built, source)
@@ -99,14 +95,14 @@ def run(
     return done
 
 
-def test_wheel_holds_the_library_and_nothing_else(source: Path, wheel: Path) -> None:
+def test_wheel_holds_the_library_and_nothing_else(wheel: Path) -> None:
+    source = wheel.parents[1] / "source"
     names = zipfile.ZipFile(wheel).namelist()
     library = {name for name in names if name.startswith("minitrain/")}
     files = {p for p in (source / "minitrain").rglob("*") if p.is_file()}
     assert library == {p.relative_to(source).as_posix() for p in files}
     about = f"minitrain-{minitrain.__version__}.dist-info/"
-    rest = {name for name in names if not name.startswith(about)} - library
-    assert rest == set()
+    assert {n for n in names if not n.startswith(about)} == library
     assert f"{about}licenses/LICENSE" in names
     said = Parser().parsestr(zipfile.ZipFile(wheel).read(f"{about}METADATA").decode())
     assert said["Version"] == minitrain.__version__

@@ -7,17 +7,8 @@ from dataclasses import replace
 
 import pytest
 from cost_model import Compute, Machine, Overheads, channel, predict
-from crossover import (
-    Crossover,
-    crossover,
-)
-from gpt_layers import (
-    features,
-    gpt_layers,
-    layers_of,
-    num_parameters,
-    num_tensors,
-)
+from crossover import Crossover, crossover
+from gpt_layers import features, gpt_layers, layers_of, num_parameters, num_tensors
 from link_model import Line, Link
 from setting import Setting
 
@@ -45,12 +36,10 @@ def test_layers_by_hand() -> None:
     assert calls == 4 + 3 * 1 + 2 + 2 + 3 + 1 + 1 + 3
 
 
-@pytest.mark.parametrize("shape", [(1, 2, 4, 3), (4, 128, 64, 256)])
-def test_layers_have_the_parameters_of_the_model(shape: tuple[int, ...]) -> None:
-    n_layer, n_embd, block_size, vocab_size = shape
-    model = MiniGPT(vocab_size, block_size, n_layer, 1, n_embd)
+def test_layers_have_the_parameters_of_the_model() -> None:
+    model = MiniGPT(vocab_size=256, block_size=64, n_layer=4, n_head=1, n_embd=128)
     sizes = sorted(p.numel() for p in model.parameters())
-    layers = gpt_layers(n_layer, n_embd, block_size, vocab_size)
+    layers = gpt_layers(4, 128, 64, 256)
     assert sorted(n for layer in layers for n in layer.parameters) == sizes
     assert num_parameters(layers) == sum(sizes)
     assert num_tensors(layers) == len(sizes)

@@ -25,7 +25,7 @@ def test_label_of_a_study_counts_what_changed(tmp_path: Path) -> None:
         (project / ".dvc").mkdir()
     files = [f"studies/mine/{name}.py" for name in "abc"]
     for number, name in enumerate(files):
-        (tmp_path / name).write_text(f"print({number})\n")
+        (tmp_path / name).write_text(f"def f():\n    return {number}\n")
     (study / "dvc.yaml").write_text(STAGES)
     lock = lock_of(tmp_path, files)
     (study / "code.lock").write_text(lock_text(lock))
@@ -35,9 +35,10 @@ def test_label_of_a_study_counts_what_changed(tmp_path: Path) -> None:
     write_json(study / "mine.json", origin)
     expected = f"- `a.py`: {WHERE} None of its 3 measured files has changed since.\n"
     assert label_of_study(study) == expected
-    (study / "a.py").write_text('"""Print."""\n\nprint(0)  # nothing\n')
+    same = '"""A."""\ndef f():\n\n    """Return it."""\n    return (0) # nothing\n'
+    (study / "a.py").write_text(same)
     assert label_of_study(study) == expected
-    (study / "b.py").write_text("print(2)\n")
+    (study / "b.py").write_text("def f():\n    return 1.0\n")
     (study / "c.py").unlink()
     since = "Since then 2 of 3 measured files changed: studies/mine/b.py, "
     assert f"- `a.py`: {WHERE} {since}" in label_of_study(study)

@@ -1,6 +1,4 @@
-"""Simulated hosts: traffic over the cable, and cleanup. Needs root and iproute2 except
-for the rejections.
-"""
+"""Simulated hosts: traffic over the cable, and cleanup."""
 
 import json
 import subprocess
@@ -15,9 +13,9 @@ from one_line import refusal
 from minitrain.comm.groups import distributed
 from minitrain.harness.launcher import launch
 
-pytestmark = pytest.mark.slow
 WHY_NOT = why_not()
-needs_root = pytest.mark.skipif(WHY_NOT is not None, reason=f"{WHY_NOT}")
+missing = pytest.mark.skipif(WHY_NOT is not None, reason=f"{WHY_NOT}")
+pytestmark = [pytest.mark.slow, missing]
 ELEMENTS = 100_000
 
 
@@ -45,7 +43,6 @@ def add_over_cable(paths: Sequence[str]) -> tuple[float, list[int]]:
         return float(total), [b - a for a, b in zip(before, after, strict=True)]
 
 
-@needs_root
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_a_group_talks_over_the_cable(world_size: int) -> None:
     with Networks() as hosts:
@@ -58,7 +55,6 @@ def test_a_group_talks_over_the_cable(world_size: int) -> None:
             assert payload <= count < 1.2 * payload
 
 
-@needs_root
 def test_cable_has_the_rate_that_it_was_given() -> None:
     command = ["tc", "qdisc", "show", "dev", CABLE]
     with Networks() as hosts:

@@ -10,7 +10,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from gpt_layers import buckets, gpt_layers
-from network_namespaces import why_not
 from network_runs import TRIALS, Found, Linked, Placed, Sweep, compete
 from phases import PHASES
 from tiny import tiny_params
@@ -25,7 +24,6 @@ from minitrain.sync.catalog import PLAIN
 from minitrain.sync.strategy import world
 
 pytestmark = pytest.mark.slow
-WHY_NOT = why_not()
 ROUNDS, STEPS = 2, 2
 SIZES = (4, 4096)
 
@@ -42,11 +40,9 @@ ARMS: list[Linked] = [
 ]
 
 
-def be_a_rank(
-    params: Params, shards: Path, arms: Sequence[Linked], hosts: Sequence[str] = ()
-) -> Found:
+def be_a_rank(params: Params, shards: Path, arms: Sequence[Linked]) -> Found:
     with distributed():
-        return compete(params, shards, arms, range(ROUNDS), STEPS, hosts)
+        return compete(params, shards, arms, range(ROUNDS), STEPS, ())
 
 
 def test_every_rank_has_a_row_of_each_turn(shards: Path) -> None:

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -40,22 +39,10 @@ MICRO_BATCHES = {"invariant": 2}
 COUNTS = {"invariant": 1, "fsdp": 0}
 
 
-@dataclass
-class Traced:
-    """Traces of two ranks, the final state of rank 0, and that state without a
-    profiler.
-    """
-
-    ranks: list[TracedRank]
-    states: list[dict[str, Tensor]]
-
-    def trace(self) -> Trace:
-        return chrome_trace(self.ranks, {"sync": "any"})
+States = list[dict[str, Tensor]]
 
 
-def be_a_rank(
-    changes: dict[str, Any], shards: Path
-) -> tuple[TracedRank, list[dict[str, Tensor]]]:
+def be_a_rank(changes: dict[str, Any], shards: Path) -> tuple[TracedRank, States]:
     torch.set_num_threads(1)
     with distributed():
         config = tiny_config(tiny_params(**changes), shards, 2)
@@ -70,18 +57,21 @@ def be_a_rank(
 
 
 @cache
-def traced_run(name: str, shards: Path) -> Traced:
+def traced_run(name: str, shards: Path) -> tuple[Trace, States]:
+    """The trace of two ranks, the final state of rank 0, and that state without a
+    profiler.
+    """
     changes = {"global_batch_size": 24, **RUNS[name]}
     found = launch(be_a_rank, 2, changes, shards, timeout_s=120)
-    return Traced([rank for rank, _ in found], found[0][1])
+    return chrome_trace([rank for rank, _ in found], {"sync": "any"}), found[0][1]
 
 
 @pytest.mark.parametrize("name", RUNS)
 def test_a_trace_is_right_and_tracing_changes_no_bits(name: str, shards: Path) -> None:
     """For the order of phases and buckets see test_trace_check.py."""
-    traced = traced_run(name, shards)
-    assert problems(traced.trace()) == []
-    found = steps_in(traced.trace())
+    trace, (watched, alone) = traced_run(name, shards)
+    assert problems(trace) == []
+    found = steps_in(trace)
     assert [[*steps] for steps in found.values()] == [STEPS] * 2
     parameters = dict(build_model(tiny_params().model, VOCAB_SIZE).named_parameters())
     passes = ["forward", "backward", "reduce"] * MICRO_BATCHES.get(name, 1)
@@ -94,7 +84,6 @@ def test_a_trace_is_right_and_tracing_changes_no_bits(name: str, shards: Path) -
         sent = step.reductions.values()
         held = [n for one in sent for n in one["args"]["parameters"]]
         assert sorted(held) == (sorted(parameters) if count else [])
-    watched, alone = traced.states
     assert watched.keys() == alone.keys()
     assert all(torch.equal(watched[name], alone[name]) for name in alone)
 
@@ -107,7 +96,7 @@ OPS = {
 
 
 def test_torchs_ops_lie_in_the_phases_that_call_them(shards: Path) -> None:
-    trace = traced_run("ddp", shards).trace()
+    trace, _ = traced_run("ddp", shards)
     assert trace["otherData"]["ops_left_out"] == {"0": 0, "1": 0}
     events = [event for event in trace["traceEvents"] if event["ph"] == "X"]
     for rank, steps in steps_in(trace).items():
@@ -119,7 +108,7 @@ def test_torchs_ops_lie_in_the_phases_that_call_them(shards: Path) -> None:
 
 
 def test_file_is_what_was_traced(shards: Path, tmp_path: Path) -> None:
-    trace, path = traced_run("ddp", shards).trace(), tmp_path / "trace.json.gz"
+    (trace, _), path = traced_run("ddp", shards), tmp_path / "trace.json.gz"
     write_trace(path, trace)
     assert read_trace(path) == trace
     # viewers reject NaN

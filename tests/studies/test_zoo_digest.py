@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import pytest
 from zoo_digest import digest, loss_curve
 
 # two clean runs 1 apart have a standard deviation of 0.71
@@ -14,13 +13,9 @@ def bug(check: str, losses: list[float], **verdicts: str) -> dict[str, Any]:
     return {**about, "verdicts": verdicts, "losses": losses}
 
 
-@pytest.mark.parametrize(
-    ("loss", "looks"), [(4.7, "looks right"), (4.72, "looks wrong")]
-)
-def test_curve_is_compared_with_the_spread_of_clean_ones(
-    loss: float, looks: str
-) -> None:
-    assert loss_curve([loss] * 8, CLEAN) == looks
+def test_curve_is_compared_with_the_spread_of_clean_ones() -> None:
+    assert loss_curve([4.7] * 8, CLEAN) == "looks right"
+    assert loss_curve([4.72] * 8, CLEAN) == "looks wrong"
 
 
 def test_digest_has_the_curve_and_the_checks_of_each_bug() -> None:
