@@ -92,13 +92,6 @@ CASES = [
 ]
 
 
-def executed(project: Path) -> set[str]:
-    """The files of the project that any process has imported: Python caches each."""
-    caches = [path.relative_to(project) for path in project.rglob("*.pyc")]
-    names = [(path.parents[1], path.name.partition(".")[0]) for path in caches]
-    return {(folder / f"{name}.py").as_posix() for folder, name in names}
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", CASES)
@@ -118,7 +111,11 @@ def test_list_names_what_a_small_run_executes(name: str, tmp_path: Path) -> None
     command = (ROOT / venv / "bin/python", f"{script}.py")
     done = run_in(study, *command, timeout_s=1800, PYTHONPATH=paths)
     assert done.returncode == 0, done.stderr
-    found = {f for f in executed(folder) if name in OF_HARNESS or is_measured(f)}
+    # what any process has imported: Python caches each file
+    caches = [path.relative_to(folder) for path in folder.rglob("*.pyc")]
+    names = [(path.parents[1], path.name.partition(".")[0]) for path in caches]
+    found = {(home / f"{stem}.py").as_posix() for home, stem in names}
+    found = {f for f in found if name in OF_HARNESS or is_measured(f)}
     found.add(f"studies/{name}/{script}.py")
     # the default model comes from the parameters of the tests, and may be another file
     assert found - lists()[name] == set()

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -156,11 +157,9 @@ def test_host_without_a_route_to_the_first_says_so(two: Two) -> None:
 def ranks_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
     found = []
     for child in psutil.Process(process.pid).children(recursive=True):
-        try:
+        with suppress(psutil.Error):
             if "TORCHELASTIC_RUN_ID" in child.environ():
                 found.append(child)
-        except psutil.Error:
-            continue
     return found
 
 

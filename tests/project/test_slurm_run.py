@@ -18,39 +18,14 @@ UNTIL_TOLD = ["sh", "-c", "touch begun; until [ -e go ]; do sleep 0.05; done; ex
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     """A project with a Python that does nothing, and a scontrol that logs."""
-    scripts = {"stages/python": "", "bin/scontrol": 'echo "$@" > asked'}
-    for name, line in scripts.items():
-        write_script(tmp_path / name, line)
+    write_script(tmp_path / "stages/python", "")
+    write_script(tmp_path / "bin/scontrol", 'echo "$@" > asked')
     shutil.copytree(ROOT / "launch/slurm", tmp_path / "launch/slurm")
     return tmp_path
 
 
-def start(project: Path, *command: str) -> subprocess.Popen[str]:
-    """``launch/slurm/run command`` as job 7."""
-    path = f"{project / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    return subprocess.Popen(
-        ["launch/slurm/run", *command],
-        cwd=project,
-        env={**os.environ, "PATH": path, "SLURM_JOB_ID": "7"},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
 def checkpoint(project: Path, step: int) -> None:
     (project / f".minitrain/checkpoints/gloo-2-abc/step-{step}").mkdir(parents=True)
-
-
-def told(job: subprocess.Popen[str], project: Path) -> str:
-    """Signal the end of its time, let the command end, and return its first line."""
-    job.send_signal(signal.SIGUSR1)
-    assert job.stderr
-    said = job.stderr.readline()
-    (project / "go").touch()
-    assert job.communicate(timeout=GENEROUS_S)[1] == ""
-    # the exit code of the command
-    assert job.returncode == 3
-    return said
 
 
 @pytest.mark.parametrize("made", ["checkpoint", "stage", "nothing"])
@@ -58,13 +33,26 @@ def test_job_is_requeued_if_it_has_done_something(project: Path, made: str) -> N
     """Else it would begin anew for ever; it may still finish in the remaining time."""
     checkpoint(project, 25)
     (project / "dvc.lock").write_text("shard: 1\n")
-    job = start(project, *UNTIL_TOLD)
+    path = f"{project / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    job = subprocess.Popen(
+        ["launch/slurm/run", *UNTIL_TOLD],
+        cwd=project,
+        env={**os.environ, "PATH": path, "SLURM_JOB_ID": "7"},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     wait_for(lambda: [*project.glob("begun")], 1)
     if made == "checkpoint":
         checkpoint(project, 50)
     elif made == "stage":
         (project / "dvc.lock").write_text("shard: 1\ntrain@2: 1\n")
-    said = told(job, project)
+    job.send_signal(signal.SIGUSR1)
+    assert job.stderr
+    said = job.stderr.readline()
+    (project / "go").touch()
+    assert job.communicate(timeout=GENEROUS_S)[1] == ""
+    # that of the command
+    assert job.returncode == 3
     if made == "nothing":
         assert said.startswith("not requeued: no stage or checkpoint is new since ")
         assert not (project / "asked").exists()

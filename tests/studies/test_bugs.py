@@ -6,7 +6,7 @@ import pytest
 from bugs import BUGS, Bug
 from subjects import NUM_STEPS, make_run
 
-from minitrain.check.data_parallel import Ladder, examine
+from minitrain.check.data_parallel import examine
 from minitrain.check.trial import run_alone
 from minitrain.proof.evidence import Evidence
 
@@ -23,16 +23,11 @@ def one_process(model: str, steps: int) -> Evidence:
     return run_alone(make_run(model, steps=steps))
 
 
-def ladder_of(bug: Bug) -> Ladder:
-    steps = bug.steps(NUM_STEPS)
-    trial = make_run(bug.model, steps=steps)
-    one = one_process(bug.model, steps)
-    return examine(trial, 2, bug.inject, timeout_s=120, one=one)
-
-
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
 def test_bug_is_caught_and_located(bug: Bug) -> None:
-    ladder = ladder_of(bug)
+    steps = bug.steps(NUM_STEPS)
+    trial, one = make_run(bug.model, steps=steps), one_process(bug.model, steps)
+    ladder = examine(trial, 2, bug.inject, timeout_s=120, one=one)
     assert bug.check in ladder.breaches, str(ladder)
     if bug.name in AGREE:
         assert ladder.rungs["ranks"].verdict == "equal"
