@@ -192,7 +192,10 @@ def _wait_until_idle(folder: Path) -> None:
 def write_config(folder: Path) -> None:
     """Write slurm.conf for two nodes, their folders and the munge key."""
     host = socket.gethostname().partition(".")[0]
-    first, *others = (free_port() for _ in range(1 + len(NODES)))
+    ports: set[int] = set()
+    while len(ports) < 1 + len(NODES):
+        ports.add(free_port())
+    first, *others = ports
     config = CONFIG.format(host=host, port=first, user=os.geteuid(), folder=folder)
     for name, port in zip(NODES, others, strict=True):
         config += NODE.format(name=name, host=host, port=port)
