@@ -74,9 +74,13 @@ def build_counting():
 def linear():
     return torch.nn.Linear(3, 1)
 
+class Pair(NamedTuple):
+    x: torch.Tensor
+    y: torch.Tensor
+
 def batches():
     generator = torch.Generator().manual_seed(1)
-    return [(torch.randn(8, 3, generator=generator), torch.ones(8, 1))] * 3
+    return [Pair(torch.randn(8, 3, generator=generator), torch.ones(8, 1))] * 3
 
 def loss(model, batch):
     return torch.nn.functional.mse_loss(model(batch[0]), batch[1])
@@ -105,13 +109,6 @@ def of_two(width, depth):
 
 def of_one(width):
     return of_the_pipeline(SimpleNamespace(n_embd=width), 256)
-
-class Pair(NamedTuple):
-    x: torch.Tensor
-    y: torch.Tensor
-
-def pairs():
-    return [Pair(*batch) for batch in batches()]
 """
 
 
@@ -145,6 +142,7 @@ def test_model_that_reads_text(model: str, capsys) -> None:
 
 
 def test_model_with_batches_and_a_loss(model: str, capsys, monkeypatch) -> None:
+    """And batches of a type of its file, which no rank imports by its name."""
     monkeypatch.setattr("minitrain.core.progress.SECONDS_BETWEEN_LINES", 0)
     code, text = output_of("check", f"{model}:linear", *OWN_DATA, "--json")
     # a slow machine is not silent
@@ -157,11 +155,6 @@ def test_model_with_batches_and_a_loss(model: str, capsys, monkeypatch) -> None:
     assert replayed["verdict"] == "equal"
     keys = ["bytes_equal", "max_ulp", "max_abs_diff", "verdict", "detail"]
     assert [*replayed] == keys
-
-
-def test_batches_of_a_type_of_the_models_file(model: str) -> None:
-    own = ["--batches", f"{model}:pairs", "--loss", f"{model}:loss"]
-    assert run(["check", f"{model}:linear", *own]) == 0
 
 
 def test_model_that_calls_a_collective_is_built_for_its_size(model: str) -> None:

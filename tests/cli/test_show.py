@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -129,11 +128,3 @@ def test_times_of_two_recordings_in_words() -> None:
         "time: no difference is seen: a step takes 40.0 ms in A, 41.0 ms in B, noise "
         "1.5 ms"
     )
-
-
-def test_times_that_are_no_file_are_not_waited_for(tmp_path: Path) -> None:
-    trained(tmp_path / "a", steps=3)
-    (tmp_path / "a" / "times-0.csv").unlink()
-    os.mkfifo(tmp_path / "a" / "times-0.csv")
-    with pytest.raises(UserError, match=r"times-0\.csv"):
-        output_of("show", tmp_path / "a")

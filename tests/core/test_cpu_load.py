@@ -55,23 +55,20 @@ def test_what_is_too_short_is_unknown() -> None:
         assert why_busy(unknown, 0.6) == "rounds of the same arm lie 60 % apart"
 
 
-@pytest.mark.parametrize(
-    ("others", "steal", "spread", "why"),
-    [
+def test_limits() -> None:
+    for others, steal, spread, why in (
         (MAX_TAKEN - 0.001, 0.0, MAX_SPREAD - 0.001, None),
         (MAX_TAKEN + 0.001, 0.0, 0.10, "other processes used 10 % of the CPU"),
         (0.06, 0.06, 0.10, "other processes used 12 % of the CPU"),
         (0.0, 0.0, MAX_SPREAD + 0.1, "rounds of the same arm lie 60 % apart"),
-    ],
-)
-def test_limits(others: float, steal: float, spread: float, why: str | None) -> None:
-    found = {"others_share": others, "steal_share": steal}
-    assert why_busy(found, spread) == why
+    ):
+        found = {"others_share": others, "steal_share": steal}
+        assert why_busy(found, spread) == why
 
 
 def test_computing_of_children_is_own_where_it_is_asked_for() -> None:
     # as in a study that starts ranks and waits for their exit
-    burn = "import time\nwhile time.process_time() < 1: pass"
+    burn = "import time\nwhile time.process_time() < 1.1: pass"
     before = {both: Usage.now(with_children=both) for both in (False, True)}
     run_python("-c", burn)
     alone, together = (

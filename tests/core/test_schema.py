@@ -62,44 +62,42 @@ def test_values_have_the_types_of_the_schema(tmp_path: Path) -> None:
         oven.degrees = 3  # type: ignore[misc]
 
 
-@pytest.mark.parametrize(
-    ("changes", "line"),
-    [
-        ({"degrees": "10.0"}, "oven.degrees = 10.0: must be an integer"),
-        ({"hours": "fast"}, "oven.hours = 'fast': must be a number"),
-        ({"degrees": "0"}, "oven.degrees = 0: must be greater than or equal to 1"),
-        ({"degrees": "true"}, "oven.degrees = true: must be an integer"),
-        ({"hours": ".inf"}, "oven.hours = inf: must be a finite number"),
-        ({"trays": "[]"}, "oven.trays = []: must have at least 1 item"),
-        ({"trays": "[3, 3]"}, "oven.trays = [3, 3]: must be a list that holds each"),
-        ({"trays": "[1, null]"}, "oven.trays[1] = null: must be an integer"),
-        ({"trays": "0"}, "oven.trays = 0: must be a list, such as [1, 2]"),
-        (
-            {"heat": "tpo"},
-            "oven.heat = 'tpo': must be 'bottom' or 'top' (did you mean top?)",
-        ),
-        ({"heat": "air"}, "oven.heat = 'air': must be 'bottom' or 'top'"),
-        ({"degree": "1"}, "oven.degree: unknown key (did you mean degrees?)"),
-        ({"zzz": "1"}, "oven.zzz: unknown key; allowed: degrees, rack, trays, notes"),
-        ({"heat": "[1]"}, "oven.heat = [1]: must be 'bottom' or 'top'"),
-        ({"heat": "TOP"}, "oven.heat = 'TOP': must be 'bottom' or 'top' (did you mean"),
-        ({"lit": "'True'"}, "oven.lit = 'True': must be true or false"),
-        # the values of a mapping have no list of allowed keys
-        (
-            {"knobs": "{left: {turns: 1, degrees: 1}}"},
-            "oven.knobs.left.degrees: unknown key",
-        ),
-    ],
-)
-def test_mistake_is_one_line(
-    changes: dict[str, str], line: str, tmp_path: Path
-) -> None:
-    path = written(tmp_path, **changes)
-    assert refusal(load, path, Kitchen).startswith(f"{path}: {line}")
+MISTAKES = [
+    ({"degrees": "10.0"}, "oven.degrees = 10.0: must be an integer"),
+    ({"hours": "fast"}, "oven.hours = 'fast': must be a number"),
+    ({"degrees": "0"}, "oven.degrees = 0: must be greater than or equal to 1"),
+    ({"degrees": "true"}, "oven.degrees = true: must be an integer"),
+    ({"hours": ".inf"}, "oven.hours = inf: must be a finite number"),
+    ({"trays": "[]"}, "oven.trays = []: must have at least 1 item"),
+    ({"trays": "[3, 3]"}, "oven.trays = [3, 3]: must be a list that holds each"),
+    ({"trays": "[1, null]"}, "oven.trays[1] = null: must be an integer"),
+    ({"trays": "0"}, "oven.trays = 0: must be a list, such as [1, 2]"),
+    (
+        {"heat": "tpo"},
+        "oven.heat = 'tpo': must be 'bottom' or 'top' (did you mean top?)",
+    ),
+    ({"heat": "air"}, "oven.heat = 'air': must be 'bottom' or 'top'"),
+    ({"degree": "1"}, "oven.degree: unknown key (did you mean degrees?)"),
+    ({"zzz": "1"}, "oven.zzz: unknown key; allowed: degrees, rack, trays, notes"),
+    ({"heat": "[1]"}, "oven.heat = [1]: must be 'bottom' or 'top'"),
+    ({"heat": "TOP"}, "oven.heat = 'TOP': must be 'bottom' or 'top' (did you mean"),
+    ({"lit": "'True'"}, "oven.lit = 'True': must be true or false"),
+    # the values of a mapping have no list of allowed keys
+    (
+        {"knobs": "{left: {turns: 1, degrees: 1}}"},
+        "oven.knobs.left.degrees: unknown key",
+    ),
+]
 
 
-def test_of_several_mistakes_an_unknown_key_is_named(tmp_path: Path) -> None:
-    """A misspelt key is missing, too."""
+def test_mistake_is_one_line(tmp_path: Path) -> None:
+    for changes, line in MISTAKES:
+        path = written(tmp_path, **changes)
+        told = refusal(load, path, Kitchen)
+        assert told.startswith(f"{path}: {line}")
+        # and nothing is meant where nothing is near
+        assert ("did you mean" in told) == ("did you mean" in line)
+    # of several mistakes an unknown key is named: a misspelt key is missing, too
     path = written(tmp_path, trays="0", hours="-1")
     path.write_text(path.read_text().replace("rack", "rakc"))
     line = "oven.rakc: unknown key (did you mean rack?); and 3 more"
@@ -109,9 +107,7 @@ def test_of_several_mistakes_an_unknown_key_is_named(tmp_path: Path) -> None:
 BAD_FILES = [
     (b"train:\n  a: [1\n  b: 2\n", ":3: not valid YAML: "),
     (b"a: 1\nb: 2\na: 3\n", ":3: not valid YAML: "),
-    (b"a: 1\n---\nb: 1\n", ":2: not valid YAML: "),
     (b"a: \xff\n", ": not valid YAML: 'utf-8' codec can't decode byte 0xff in pos"),
-    (b"a: 2020-13-45\n", ": not valid YAML: month must be in 1..12"),
     (b"a: !!bool maybe\n", ": not valid YAML: "),
     # a loader that runs code would return the folder
     (b"a: !!python/object/apply:os.getcwd []\n", ":1: not valid YAML: "),

@@ -1,6 +1,9 @@
+from dataclasses import astuple
 from pathlib import Path
 
+import lemminflect
 from one_line import refusal
+from project import ROOT
 
 from minitrain.grammar.verbs import Verb, load_verbs
 
@@ -59,3 +62,47 @@ def test_bad_table_gives_one_line(tmp_path: Path) -> None:
         assert message.startswith(f"{path}{line}: ")
         for word in ("allowed", *words):
             assert word in message
+
+
+# of third person, past, past participle, present participle
+TAGS = ("VBZ", "VBD", "VBN", "VBG")
+# (lemma, tag): the table's form is right and lemminflect knows only another.
+ACCEPTED = {
+    # like cast, let and hear; the regular forms are rare
+    ("broadcast", "VBD"): "broadcast",
+    ("forecast", "VBD"): "forecast",
+    ("mishear", "VBD"): "misheard",
+    ("mishear", "VBN"): "misheard",
+    ("sublet", "VBD"): "sublet",
+    ("sublet", "VBN"): "sublet",
+    # American; British forms end in -t, -ted or -n, or, of prove and light, -ed
+    ("fit", "VBN"): "fit",
+    ("lean", "VBN"): "leaned",
+    ("leap", "VBD"): "leaped",
+    ("leap", "VBN"): "leaped",
+    ("light", "VBN"): "lit",
+    ("misspell", "VBN"): "misspelled",
+    ("mow", "VBN"): "mowed",
+    ("prove", "VBN"): "proven",
+    ("saw", "VBN"): "sawed",
+    ("smell", "VBN"): "smelled",
+    ("spell", "VBN"): "spelled",
+    # to lie on the grass: lay, lain; lied is the verb of untruth
+    ("lie", "VBN"): "lain",
+    # lemminflect has no -ing form of sting at all
+    ("sting", "VBG"): "stinging",
+}
+
+
+def test_our_table_agrees_with_lemminflect() -> None:
+    verbs = load_verbs(ROOT / "data" / "verbs.csv")
+    lemmas = [verb.lemma for verb in verbs]
+    assert len(lemmas) >= 400
+    assert lemmas == sorted(lemmas)
+    differing = {
+        (verb.lemma, tag): form
+        for verb in verbs
+        for tag, form in zip(TAGS, astuple(verb)[1:5], strict=True)
+        if form not in lemminflect.getInflection(verb.lemma, tag=tag)
+    }
+    assert differing == ACCEPTED

@@ -107,8 +107,7 @@ def with_all_outcomes() -> Facts:
     ladders["gloo-4"] |= {"verdict": "proven", "replay_losses": rung("undecided")}
     ladders["gloo-4"]["loss"] = rung("not run", detail=LONG)
     texts = {f"gloo-{size}": ([LONG, "日本語 <b>"] * size)[:size] for size in sizes}
-    shown = {"first_texts": texts}
-    return facts(sizes, equivalence=ladders, **shown)
+    return facts(sizes, equivalence=ladders, first_texts=texts)
 
 
 def written(f: Facts, folder: Path) -> Path:
@@ -134,24 +133,6 @@ def test_page_is_readable(chromium: Browser, tmp_path: Path) -> None:
         assert visit.evaluate(GROUND) == color
         overview = (tmp_path / "overview.svg").as_uri()
         assert chromium.visit(overview, scheme=scheme).evaluate(FILL) == color
-
-
-CUT = "(e => e.scrollWidth - e.clientWidth)(document.querySelector('{}'))"
-HINT = "getComputedStyle(document.querySelector('.figure.scaling'), '::before').content"
-
-
-def test_picture_that_is_cut_says_so(chromium: Browser, tmp_path: Path) -> None:
-    page = written(with_all_outcomes(), tmp_path)
-    for width in (640, 641):
-        visit = chromium.visit(page.as_uri(), width=width)
-        is_cut = visit.evaluate(CUT.format(".figure.scaling")) > 0
-        assert is_cut == (width <= 640)
-        # the finding above the chart, whose title may be cut
-        finding = visit.evaluate("document.querySelector('.scaling img').alt")
-        for shown in (finding, "scroll sideways"):
-            assert (shown in visit.evaluate(HINT)) == is_cut
-        printed = chromium.visit(page.as_uri(), width=width, media="print")
-        assert printed.evaluate(HINT) == "none"
 
 
 def test_page_of_a_breach_is_readable(chromium: Browser, tmp_path: Path) -> None:

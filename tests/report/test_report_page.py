@@ -33,7 +33,6 @@ from minitrain.cli.report import answer
 from minitrain.core.errors import EvidenceError, UserError
 from minitrain.core.files import write_json
 from minitrain.core.params import load_params
-from minitrain.report.facts import Facts
 from minitrain.report.publish import report as page_of
 from minitrain.report.render import escaped, markdown, sentence, to_html
 from stages import report
@@ -75,39 +74,33 @@ def pictures(folder: Path) -> Path:
     return folder
 
 
-def breach_page(text: str) -> Markup:
-    breach = {"run": text, "check": text, "detail": text}
-    shown = {
-        "breaches": [breach],
-        "verdicts": {text: text},
-        "equivalence": {text: {"rests_on": text}},
-    }
-    return markdown("breach.md", text=text, **shown)
-
-
-def nasty_facts() -> Facts:
-    """Facts with a hostile text in every field of external origin."""
+def test_html_escapes_everything(tmp_path: Path) -> None:
+    """A hostile text in every field of external origin."""
     ladder = ladder_of(2) | {"verdict": "proven", "rests_on": NASTY}
     ladder[NASTY] = rung("equal", detail=NASTY)
     machine = MACHINE | {"cpu": NASTY}
-    return facts(
+    f = facts(
         [2],
         equivalence={"gloo-2": ladder},
         first_texts={"gloo-2": [NASTY, NASTY]},
         provenance={"gloo-2": provenance_of(2, machine=machine, sync=NASTY)},
         baseline_provenance=provenance_of(1, machine=machine),
     )
-
-
-def test_html_escapes_everything(tmp_path: Path) -> None:
-    read = Reader(to_html(page_of(nasty_facts()), pictures(tmp_path)))
+    read = Reader(to_html(page_of(f), pictures(tmp_path)))
     assert not {"script", "em", "a"} & {*read.tags}
     assert "e" not in read.texts
     # a check's name (twice) and detail, a verdict, two ranks, machine and strategy
     assert read.texts.count(SHOWN) == 8
     # the headline names the strategy
     assert any(SHOWN in " ".join(one.split()) for one in read.alts)
-    read = Reader(to_html(breach_page(NASTY), tmp_path))
+    breach = markdown(
+        "breach.md",
+        text=NASTY,
+        breaches=[dict.fromkeys(("run", "check", "detail"), NASTY)],
+        verdicts={NASTY: NASTY},
+        equivalence={NASTY: {"rests_on": NASTY}},
+    )
+    read = Reader(to_html(breach, tmp_path))
     assert not {"script", "a", "em", "code"} & {*read.tags}
     assert read.texts.count(SHOWN) == 7
 

@@ -15,13 +15,6 @@ from minitrain.report.facts import Facts
 from minitrain.report.publish import manifest, summary
 from minitrain.report.study_results import BYTES, DISTANCES, Hosts, LadderStudy
 
-# the keys of manifest.json in the order of the contract
-CONTRACT = [
-    *("seed", "lab", "backend", "world_size", "model_params", "steps"),
-    *("allreduce_p50_ms", "allreduce_p95_ms"),
-    *("tokens_per_sec_1proc", "tokens_per_sec_2proc"),
-    *("byte_equivalent", "lesson_notes", "launcher"),
-]
 UNCHANGED = "None of its 9 measured files has changed since."
 MACHINE = {
     "cpu": "Example CPU",
@@ -251,20 +244,16 @@ def studied_collectives() -> pd.DataFrame:
 
 def bugs() -> dict[str, Any]:
     """The result of the study ``zoo``, with three bugs."""
-    found = (
-        ("sum_for_mean", LossCurve.HIDDEN, "replay", ["replay"]),
-        ("other_data", LossCurve.SHOWS, "data", ["data", "replay"]),
-        ("stops", LossCurve.STOPS, "ranks", []),
-    )
+    keys = ("loss", "check", "caught_by")
+    found = {
+        "sum_for_mean": (LossCurve.HIDDEN.value, "replay", ["replay"]),
+        "other_data": (LossCurve.SHOWS.value, "data", ["data", "replay"]),
+        "stops": (LossCurve.STOPS.value, "ranks", []),
+    }
     return {
         "bugs": {
-            name: {
-                "met_in": "a project #1",
-                "loss": loss.value,
-                "check": check,
-                "caught_by": caught_by,
-            }
-            for name, loss, check, caught_by in found
+            name: {"met_in": "a project #1", **dict(zip(keys, of, strict=True))}
+            for name, of in found.items()
         },
         "clean_runs": 2,
         "alarms": 1,
