@@ -1,9 +1,17 @@
-"""gloo's ring in one process: its order by hand, then the bits against gloo itself."""
+"""Orders of addition, by hand: gloo's ring, whose bits are compared with gloo itself,
+and the tree, whose work processes may share without a trace.
+"""
 
 import pytest
 import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
 
+from minitrain.comm.groups import distributed
 from minitrain.comm.ring import MAX_SEGMENT_BYTES, ring_sum
+from minitrain.comm.tree import tree_sum
 from minitrain.harness.launcher import launch
 
 SIZES = [1, 2, 3, 5, 7, 8, 11, 17, 100, 1000, 4097, 65537, 262_144, 300_000, 1_000_003]
@@ -19,10 +27,6 @@ def test_order_of_addition_is_that_of_the_ring() -> None:
 
 
 def sums_that_differ(sizes: list[int]) -> list[int]:
-    import torch.distributed as dist
-
-    from minitrain.comm.groups import distributed
-
     different = []
     with distributed() as (rank, world_size):
         for size in sizes:
@@ -38,3 +42,52 @@ def sums_that_differ(sizes: list[int]) -> list[int]:
 @pytest.mark.parametrize("world_size", [2, 3, 4, 5])
 def test_same_bits_as_gloo(world_size: int) -> None:
     assert launch(sums_that_differ, world_size, SIZES) == [[]] * world_size
+
+
+def filled(*values: float) -> list[Tensor]:
+    return [torch.full((2,), value) for value in values]
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        # in float32 1e8 + 1 = 1e8. From the left: (1e8 + 1) - 1e8 = 0
+        pytest.param((1e8, 1.0, -1e8), 1.0, id="three: (0 + 2) + 1"),
+        pytest.param((1e8, 1.0, -1e8, 1.0), 2.0, id="four: (0 + 2) + (1 + 3)"),
+        pytest.param((1e8, -1e8, 1.0, 1.0), 0.0, id="four: 1 is lost in each pair"),
+        # half = 3: 0 + 3 = 0, 1 + 4 = 2, 2; half = 2: (0 + 3) + 2 = 1, then 1 + 2
+        pytest.param((1e8, 1.0, 1.0, -1e8, 1.0), 3.0, id="five: ((0+3)+2) + (1+4)"),
+    ],
+)
+def test_order_of_addition_in_the_tree(
+    values: tuple[float, ...], expected: float
+) -> None:
+    assert tree_sum(filled(*values)).tolist() == [expected, expected]
+
+
+@pytest.mark.parametrize("count", range(1, 10))
+def test_sum_is_new_or_takes_the_place_of_a_buffer(count: int) -> None:
+    for place in (None, *range(count)):
+        buffers = filled(*range(count))
+        total = tree_sum(buffers, out=None if place is None else buffers[place])
+        total += 1
+        expected = [*range(count)]
+        if place is not None:
+            expected[place] = sum(range(count)) + 1
+        assert [b.tolist() for b in buffers] == [[x, x] for x in expected]
+        assert total.tolist() == [sum(range(count)) + 1] * 2
+
+
+numbers = st.floats(width=32, allow_nan=False, allow_infinity=False)
+
+
+@settings(max_examples=200)
+@given(st.lists(numbers, min_size=8, max_size=8), st.sampled_from([1, 2, 4, 8]))
+def test_eight_slots_give_the_same_bits_for_any_number_of_owners(
+    values: list[float], owners: int
+) -> None:
+    slots = filled(*values)
+    sums = [tree_sum(slots[owner::owners]) for owner in range(owners)]
+    # as integers: equal bits, minus zero and NaN (of inf - inf) too
+    shared, alone = tree_sum(sums), tree_sum(slots)
+    assert torch.equal(shared.view(torch.int32), alone.view(torch.int32))

@@ -28,6 +28,7 @@ from minitrain.core.params import load_params
 from minitrain.data.text import read_corpus
 from minitrain.grammar.verbs import load_verbs
 from minitrain.recording.format import read_recording
+from minitrain.recording.times import read_times
 from minitrain.train.checkpoint import read_manifest
 from minitrain.train.step_record import load_tensors
 
@@ -140,6 +141,9 @@ def test_nothing_but_a_regular_file_is_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "manifest.json")
     with pytest.raises(UserError, match="damaged"):
         read_manifest(tmp_path)
+    for name in ("rank-0.jsonl", "times-0.csv"):
+        os.mkfifo(tmp_path / name)
+    assert "is not a regular file" in refusal(read_times, tmp_path)
 
 
 def test_what_is_damaged_is_one_line(tmp_path: Path) -> None:
