@@ -189,17 +189,14 @@ def test_lines_that_are_cut_have_different_lengths(tmp_path: Path) -> None:
         assert lengths.tolist() == [longest - cut for cut in (0, 1, 2, 3, 0)]
 
 
-def test_model_whose_loss_is_no_mean_over_targets(model: str) -> None:
+def test_models_that_are_a_breach(model: str) -> None:
     code, text = output_of("check", f"{model}:build_wrong")
     *_, verdict, took, hint = text.splitlines()
     assert code == 1
     assert verdict.startswith("breach: witness_mean: the loss is not a mean over ")
     assert took.endswith(" s")
     assert hint == "--count NAME gives a count of yours"
-
-
-def test_model_that_counts_its_calls_is_a_breach(model: str) -> None:
-    """A replay calls one model for both ranks: from the fifth call on it differs."""
+    # a replay calls one model for both ranks: one that counts differs from the fifth on
     code, text = output_of("check", f"{model}:build_counting")
     assert code == 1
     assert "\nbreach: " in text

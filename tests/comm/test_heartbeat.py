@@ -5,10 +5,8 @@ import signal
 import time
 from pathlib import Path
 
-import pytest
 from waiting import wait_for
 
-from minitrain.comm import heartbeat as place
 from minitrain.comm.heartbeat import PHASES, Heartbeat, find_place, make_place
 
 
@@ -53,16 +51,3 @@ def test_half_of_a_change_is_never_seen(tmp_path: Path) -> None:
         os.kill(writer, signal.SIGKILL)
         os.waitpid(writer, 0)
     assert seen == {(0, "start"), (2**28 - 1, "end")}
-
-
-def test_process_that_is_no_rank_of_ours_has_a_private_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make_place(place.file_of(tmp_path, 0))
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("MINITRAIN_STORE", str(tmp_path / "ranks"))
-    monkeypatch.setenv("MINITRAIN_LAUNCHER_PID", str(os.getpid()))
-    place.my_heartbeat().mark(5, "data")
-    seen = find_place(place.file_of(tmp_path, 0))
-    assert seen is not None
-    assert seen.look()[:2] == (0, "start")

@@ -47,11 +47,13 @@ def test_rank_that_failed_is_one_line_and_its_own_traceback_where_asked(
 ) -> None:
     killed = RankError("rank 1: ended with exit code -9")
     assert outcome(raising(killed), capsys) == (2, f"error: {killed}\n")
-    failed = RankError("rank 1: ZeroDivisionError: division by zero")
-    failed.add_note("Traceback ...\n  model.py, line 3\n")
-    assert outcome(raising(failed), capsys) == (2, f"error: {failed}\n")
+    # nor does its text act on a terminal
+    failed = RankError("rank 1: ValueError: \x1b]0;x\nequal: all")
+    failed.add_note("Traceback ...\n  model.py, line \x1b]0;x\n")
+    line = "error: rank 1: ValueError: \\x1b]0;x equal: all\n"
+    assert outcome(raising(failed), capsys) == (2, line)
     monkeypatch.setenv("MINITRAIN_TRACEBACK", "1")
-    expected = f"Traceback ...\n  model.py, line 3\nerror: {failed}\n"
+    expected = f"Traceback ...\n  model.py, line \\x1b]0;x\n{line}"
     assert outcome(raising(failed), capsys) == (2, expected)
 
 

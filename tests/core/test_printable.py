@@ -1,18 +1,15 @@
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 import torch
 
 from minitrain.cli.main import run
-from minitrain.core.errors import RankError, run_stage
 from minitrain.core.printable import LONGEST_LINE, as_lines, printable
 
 # a title, a color by C1, a reordered and a hidden character, a line break
 ATTACK = "\x1b]0;x\x07\x9b31m\u202e\u2066\u200b\r\x7fx"
 FORGED = f"{ATTACK}\nequal: all\n{'n' * 5000}"
-SHOWN = r"\x1b]0;x\x07\x9b31m\u202e\u2066\u200b"
 
 
 def test_text_of_people_stays_and_what_acts_on_a_terminal_is_spelt_out() -> None:
@@ -20,7 +17,7 @@ def test_text_of_people_stays_and_what_acts_on_a_terminal_is_spelt_out() -> None
     for line in ("", "  naïve Müller 你好 😀", "a/b c: [1, 2] = 'x'\\n", "x" * 200):
         assert printable(line) == line
     assert as_lines(["a", "b\nc"]) == "a\nb\\nc"
-    assert printable(ATTACK) == SHOWN + r"\r\x7fx"
+    assert printable(ATTACK) == r"\x1b]0;x\x07\x9b31m\u202e\u2066\u200b\r\x7fx"
     for code in [*range(32), *range(127, 160), 0x061C, *range(0x202A, 0x202F)]:
         assert printable(chr(code)) == chr(code).encode("unicode_escape").decode()
     assert printable("\udc80\ufeff") == r"\udc80\ufeff"
@@ -56,19 +53,3 @@ def test_difference_with_a_hostile_name(
     named(tmp_path)
     assert run(["verify", f"{tmp_path}/a", f"{tmp_path}/b"]) == 1
     assert_harmless(capsys.readouterr().out)
-
-
-def test_error_with_a_hostile_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    error = RankError(f"rank 1 (host {ATTACK}):\nequal: all")
-    error.add_note(f"Traceback ...\n  {ATTACK}")
-
-    def fail() -> NoReturn:
-        raise error
-
-    monkeypatch.setenv("MINITRAIN_TRACEBACK", "1")
-    with pytest.raises(SystemExit) as left:
-        run_stage(fail)
-    assert left.value.code == 2
-    assert_harmless(capsys.readouterr().err)

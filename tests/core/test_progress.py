@@ -67,10 +67,7 @@ def test_items_that_become_slow(
     assert len(lines) >= 12
     assert re.fullmatch(r"tail: 100060 \[\d\d:\d\d\]", lines[-1])
 
-
-def test_short_work_and_other_ranks_are_silent(
-    clock: Clock, capsys: pytest.CaptureFixture[str]
-) -> None:
+    # short work and other ranks are silent
     assert lines_of(progress(clock.work(40, 0.1), "short", total=40), capsys) == []
     items = progress(clock.work(1000, 1.0), "train", total=1000, show=False)
     assert lines_of(items, capsys) == []

@@ -133,21 +133,17 @@ def test_shards_on_disk_that_are_not_the_corpus(
 
 # "abcdefghi" is 11 tokens, 10 targets. Blocks of 8 split it into 8 tokens (7 targets)
 # and 4 (3 targets); "abcdef" is 8 tokens, just the block
-@pytest.mark.parametrize(
-    ("policy", "lengths", "texts"),
-    [
+def test_long_samples_are_counted() -> None:
+    ours: list[tuple[LongSamples, list[int], list[str]]] = [
         ("split", [8, 4, 8, 3], ["abcdefg", "ghi", "abcdef", "x"]),
         ("cut", [8, 8, 3], ["abcdefg", "abcdef", "x"]),
-    ],
-)
-def test_long_samples_are_counted(
-    policy: LongSamples, lengths: list[int], texts: list[str]
-) -> None:
-    samples, num_long = tokenize_corpus(["abcdefghi", "abcdef", "x"], 8, policy)
-    assert samples.lengths().tolist() == lengths
-    assert samples.tokens[:4].tolist() == [255, 97, 98, 99]
-    assert num_long == 1
-    assert shard_texts(samples) == texts
+    ]
+    for policy, lengths, texts in ours:
+        samples, num_long = tokenize_corpus(["abcdefghi", "abcdef", "x"], 8, policy)
+        assert samples.lengths().tolist() == lengths
+        assert samples.tokens[:4].tolist() == [255, 97, 98, 99]
+        assert num_long == 1
+        assert shard_texts(samples) == texts
     # é is two bytes; the first text of a rank may end within a character
     samples, _ = tokenize_corpus(["abcdefé"], 8, "cut")
     assert decode(samples[0]) == "abcdef\ufffd"

@@ -154,10 +154,8 @@ def test_wrong_count_is_refused_and_the_right_one_reached() -> None:
         assert line.startswith(f"corpus.num_sentences: {asked}, ")
         assert f"1 to {total}," in line
     assert len({sentence.text for sentence in all_of(HUM)}) == total
-
-
-def test_texts_that_arise_twice_come_once_and_are_not_counted() -> None:
-    # a verb that differs only in its participle shares all other sentences
+    # texts that arise twice come once, and are not counted: a verb that differs only in
+    # its participle shares all other sentences
     twin = replace(HUM, lemma="thrum", present_participle="humming")
     both = count_sentences([HUM, twin])
     single = [{sentence.text for sentence in all_of(verb)} for verb in (HUM, twin)]

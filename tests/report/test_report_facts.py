@@ -40,12 +40,8 @@ UNSPLIT = {"forward_ms": 20.0, "backward_ms": 75.0, "step_ms": 95.0}
 BUSY = provenance_of(1, load={"others_share": 0.4, "steal_share": 0.0})
 
 
-def with_account(f: Facts, **changes: Any) -> Facts:
-    """The same facts with other components in the account of the largest run."""
-    return with_parts(f, ACCOUNT | changes)
-
-
 def with_parts(f: Facts, account: dict[str, Any]) -> Facts:
+    """The same facts with another account of the largest run."""
     timing = {**f.timing[f.run], "account": account}
     return replace(f, timing={**f.timing, f.run: timing})
 
@@ -125,13 +121,13 @@ ALONE = {"one_process": rung("not run")}
 # each with different verdicts on bits, speed, time and stragglers
 CASES: dict[str, Callable[[], Facts]] = {
     "proven": lambda: with_verdict("proven", **slow(9.7)),
-    "proven in eval mode": lambda: with_account(
+    "proven in eval mode": lambda: with_parts(
         with_verdict(
             "proven in eval mode",
             speeds={"gloo_2": 8_000},
             checks={"world_sizes": rung("equal", 0, 0.0)},
         ),
-        wait_ms=15.0,
+        ACCOUNT | {"wait_ms": 15.0},
     ),
     "replay only": lambda: with_interference(
         with_verdict("replay only", speeds={"gloo_2": 19_000}), -1.0

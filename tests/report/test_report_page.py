@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from commands import output_of
 from hypothesis import example, given
 from hypothesis import strategies as st
 from markupsafe import Markup
@@ -28,7 +29,6 @@ from report_inputs import (
     timing_of,
 )
 
-from minitrain.cli.main import run as minitrain
 from minitrain.cli.report import answer
 from minitrain.core.errors import EvidenceError, UserError
 from minitrain.core.files import write_json
@@ -229,7 +229,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_stage_writes_every_file(project: Path) -> None:
+def test_stage_and_command_write_every_file(project: Path) -> None:
     metrics = project / "metrics"
     read = {path.name for path in metrics.iterdir()}
     report.main()
@@ -249,6 +249,21 @@ def test_stage_writes_every_file(project: Path) -> None:
     header = (metrics / "scaling.csv").read_text().partition("\n")[0]
     speeds = "tokens_per_s_p5,tokens_per_s_p50,tokens_per_s_p95"
     assert header == f"arm,processes,threads,{speeds}"
+    # and the command does what the stage does
+    (project / "README.md").write_text("<!-- result -->\nold\n<!-- /result -->\n")
+    # includes README.md, which must not change
+    files = {path: path.read_bytes() for path in project.rglob("*") if path.is_file()}
+    for path in metrics.glob("*.png"):
+        path.unlink()
+    code, text = output_of("report", "--json")
+    told = json.loads(text)
+    assert code == 0
+    assert told["headline"].startswith("2 processes: faster than one process")
+    again = {path: path.read_bytes() for path in project.rglob("*") if path.is_file()}
+    assert again == files
+    code, text = output_of("report", "--readme")
+    assert (code, text.splitlines()) == (0, [*told.values()])
+    assert "| 2 processes, DDP | 2 | 1 | " in (project / "README.md").read_text()
 
 
 @pytest.mark.parametrize(
@@ -273,25 +288,6 @@ def test_damaged_files_are_one_line(
     assert path.read_text() != whole
     with pytest.raises(UserError, match=line):
         report.main()
-
-
-def test_command_does_what_the_stage_does(
-    project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (project / "README.md").write_text("<!-- result -->\nold\n<!-- /result -->\n")
-    report.main()
-    # includes README.md, which must not change
-    made = {path: path.read_bytes() for path in project.rglob("*") if path.is_file()}
-    for path in (project / "metrics").glob("*.png"):
-        path.unlink()
-    assert minitrain(["report", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["headline"].startswith("2 processes: faster than one process")
-    again = {path: path.read_bytes() for path in project.rglob("*") if path.is_file()}
-    assert again == made
-    assert minitrain(["report", "--readme"]) == 0
-    assert capsys.readouterr().out.splitlines() == [*told.values()]
-    assert "| 2 processes, DDP | 2 | 1 | " in (project / "README.md").read_text()
 
 
 def test_nothing_is_published_after_a_breach(project: Path) -> None:

@@ -1,14 +1,19 @@
 from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
+from xml.etree import ElementTree
 
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from report_inputs import ACCOUNT, account_of, facts, provenance_of
+from report_inputs import ACCOUNT, account_of, facts, ladder_of, provenance_of
 
 from minitrain.report import canvas
+from minitrain.report.overview import draw_overview
 from minitrain.report.pictures import draw_account, draw_scaling
+
+SVG = "{http://www.w3.org/2000/svg}"
+NASTY = '<script>alert(1)</script> & "quoted" \x0b\x00\ufffe end'
 
 
 def texts(figure: Figure) -> list[str]:
@@ -94,3 +99,39 @@ def test_pictures_of_a_busy_machine_show_no_number(
     busy = facts([1, 2], baseline_provenance=provenance_of(1, load=load))
     draw_scaling(busy, "t", tmp_path / "scaling.png")
     assert [*texts(drawn[1])] == ["t", "not measured (machine busy)"]
+
+
+def test_overview_shows_the_facts_of_the_run() -> None:
+    # 12,078 samples, 32 of them a step, 870,000 parameters, 100 steps
+    hashes = ["12345678" + "ab" * 28, "9abcdef0" + "ab" * 28]
+    ladders = {"gloo-2": ladder_of(2) | {"state_sha256": hashes}}
+    picture = ElementTree.fromstring(draw_overview(facts([2], equivalence=ladders)))
+    shown = [str(text.text) for text in picture.iter(f"{SVG}text")]
+    for text in (
+        "12,078 samples of text",
+        "32 samples a step for 2 ranks",
+        "rank 0",
+        "rank 1",
+        "all-reduce: every rank receives the mean",
+        "870,000 numbers, 100 steps",
+        "12345678…",
+        "9abcdef0…",
+        "= the same bytes on both ranks",
+        "= the same bytes as its replay by one process",
+    ):
+        assert text in shown
+    assert shown.count("16 of these") == 2
+    assert any(text.startswith("“Rank 0 <b>reads</b>") for text in shown)
+
+
+def test_any_text_leaves_an_overview() -> None:
+    made = {"gloo-2": provenance_of(2, sync=NASTY)}
+    first = {"gloo-2": [NASTY, "日本語の文" * 40]}
+    f = facts([2], provenance=made, first_texts=first)
+    picture = ElementTree.fromstring(draw_overview(f))
+    tags = {element.tag.removeprefix(SVG) for element in picture.iter()}
+    others = {"svg", "title", "style", "defs", "marker"}
+    assert tags == {*others, "path", "rect", "g", "text"}
+    # at most three lines in each of two boxes, which clip what is wider
+    samples = [t for t in picture.iter(f"{SVG}text") if t.get("font-style")]
+    assert 2 <= len(samples) <= 6
