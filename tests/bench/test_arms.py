@@ -85,9 +85,7 @@ class Noted(Contestant):
         self.seen.append(f"train {[*steps]}")
 
 
-def test_barriers_enclose_the_timed_steps_of_a_turn(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_barriers_enclose_the_timed_steps_of_a_turn(monkeypatch) -> None:
     """Without the second barrier, the fastest rank would set the time of a turn."""
     seen: list[Any] = []
 

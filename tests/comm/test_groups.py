@@ -52,9 +52,7 @@ def test_nccl_without_gpus_is_refused() -> None:
     assert ddp.local_device("gloo") == torch.device("cpu")
 
 
-def test_occupied_port_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, taken_port: str
-) -> None:
+def test_occupied_port_is_one_line(monkeypatch, taken_port: str) -> None:
     values = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
     for name, value in {**values, "MASTER_PORT": taken_port}.items():
         monkeypatch.setenv(name, value)

@@ -23,9 +23,7 @@ from minitrain.core.errors import UserError
 from minitrain.harness.launcher import launch
 
 
-def test_variable_of_another_process_is_not_ours(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_variable_of_another_process_is_not_ours(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv(STORE, str(tmp_path / "ranks"))
     assert our_store() is None
     assert "MASTER_ADDR" in names_of_a_rank()
@@ -34,9 +32,7 @@ def test_variable_of_another_process_is_not_ours(
     assert names_of_a_rank() == ("RANK", "WORLD_SIZE")
 
 
-def test_every_call_gives_a_store_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_call_gives_a_store_of_its_own(tmp_path: Path, monkeypatch) -> None:
     names = {STORE: str(tmp_path / "ranks"), LAUNCHER_PID: str(os.getppid())}
     for name, value in {**names, "RANK": "0", "WORLD_SIZE": "1"}.items():
         monkeypatch.setenv(name, value)

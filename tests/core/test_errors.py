@@ -18,9 +18,7 @@ def raising(error: BaseException) -> Callable[[], NoReturn]:
     return main
 
 
-def outcome(
-    main: Callable[[], None], capsys: pytest.CaptureFixture[str]
-) -> tuple[object, str]:
+def outcome(main: Callable[[], None], capsys) -> tuple[object, str]:
     with pytest.raises(SystemExit) as raised:
         run_stage(main)
     return raised.value.code, capsys.readouterr().err

@@ -16,7 +16,6 @@ from minitrain.compare.states import read_state
 from minitrain.core.errors import UserError
 from minitrain.core.files import (
     atomic_path,
-    nearest_file,
     read_csv,
     read_json,
     read_jsonl,
@@ -77,9 +76,7 @@ def test_all_or_nothing_is_there(tmp_path: Path, as_folder: bool) -> None:
     assert contents(tmp_path) == {found: "new"}
 
 
-def test_folder_that_cannot_be_replaced_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folder_that_cannot_be_replaced_stays(tmp_path: Path, monkeypatch) -> None:
     path = tmp_path / "c"
     write(path, "old", as_folder=True)
     replace = os.replace
@@ -187,13 +184,3 @@ def test_verify_waits_for_no_pipe_and_reads_no_device(tmp_path: Path) -> None:
         os.mkfifo(path)
         given = path.parent if path.parent != tmp_path else path
         assert "is not a regular file" in refusal(run, ["verify", *[str(given)] * 2])
-
-
-def test_a_file_is_sought_beside_the_one_that_is_missing(tmp_path: Path) -> None:
-    there, missing = tmp_path / "gloo-2", tmp_path / "glo-2"
-    there.mkdir()
-    assert nearest_file(missing) == f" (did you mean {there}?)"
-    # excluded, similar only by its folder, and in a missing folder
-    assert nearest_file(missing, but=[there]) == ""
-    assert nearest_file(tmp_path / "other") == ""
-    assert nearest_file(tmp_path / "nowhere/gloo-2") == ""

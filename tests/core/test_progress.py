@@ -40,9 +40,7 @@ def lines_of(items: Iterator[int], capsys: pytest.CaptureFixture[str]) -> list[s
     return err.splitlines()
 
 
-def test_lines_say_how_far_it_is(
-    clock: Clock, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_lines_say_how_far_it_is(clock: Clock, capsys) -> None:
     items = progress(clock.work(33, 1.0), "gloo-2 [tcp]", total=33)
     done = [line.rpartition(" [")[0] for line in lines_of(items, capsys)]
     # one item per second, one line every five, and one at the end
@@ -53,9 +51,7 @@ def test_lines_say_how_far_it_is(
     assert ends == ["ten: 9/10", "ten: 10/10"]
 
 
-def test_items_that_become_slow(
-    clock: Clock, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_items_that_become_slow(clock: Clock, capsys) -> None:
     """After many fast items a bar must not skip as many slow ones."""
 
     def work() -> Iterator[int]:

@@ -23,9 +23,7 @@ from minitrain.core.provenance import (
 )
 
 
-def test_any_build_of_the_release_and_no_other_will_do(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_any_build_of_the_release_and_no_other_will_do(monkeypatch) -> None:
     import torch
 
     release = torch.__version__.split("+")[0]
@@ -157,9 +155,7 @@ def test_commit_is_dirty_only_where_code_differs(project: Path) -> None:
         assert provenance(train)["git_commit"] == commit, name
 
 
-def test_without_git_there_is_no_commit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_git_there_is_no_commit(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     assert provenance(tmp_path / "train.py")["git_commit"] is None
     monkeypatch.setenv("PATH", "")

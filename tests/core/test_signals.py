@@ -80,9 +80,7 @@ def test_a_second_signal_does_not_end_the_clean_up() -> None:
     assert raised.value.number == signal.SIGTERM
 
 
-def test_handlers_outside_of_a_stage_and_in_a_rank(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_handlers_outside_of_a_stage_and_in_a_rank(monkeypatch) -> None:
     before = [signal.getsignal(s) for s in signals.STOPS]
     with stoppable():
         assert [signal.getsignal(s) for s in signals.STOPS] != before

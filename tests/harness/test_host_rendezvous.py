@@ -131,9 +131,7 @@ def test_endpoint_that_is_not_served_or_is_taken(taken_port: str) -> None:
     assert "Address already in use" in refusal(join_hosts(hosts, 1, 2).__enter__)
 
 
-def test_host_that_is_not_reached_is_told_on_all(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_host_that_is_not_reached_is_told_on_all(monkeypatch) -> None:
     connect = socket.create_connection
     ports: list[int] = []
 
@@ -178,9 +176,7 @@ def test_hosts_agree_on_the_cause(errors: list[Exception], cause: str) -> None:
     assert meet(body) == [(cause, kind)] * 2
 
 
-def test_silent_host_is_named_where_it_may_be_the_cause(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_silent_host_is_named_where_it_may_be_the_cause(monkeypatch) -> None:
     """Its ranks have twice the limit of a wait to exit; then it is lost."""
     monkeypatch.setattr(module, "REPORTS_S", 0.5)
     begun, over = threading.Event(), threading.Event()

@@ -7,7 +7,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-import pytest
 from one_line import refusal
 from project import run_python
 
@@ -52,9 +51,7 @@ def test_next_launch_removes_what_kill_9_left_and_nothing_that_lives() -> None:
     assert not living.exists()
 
 
-def test_what_is_of_others_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_of_others_stays(tmp_path: Path, monkeypatch) -> None:
     """Opening the pipe would wait forever for a writer."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     host = socket.gethostname()
@@ -75,9 +72,7 @@ def test_what_is_of_others_stays(
     assert len([*tmp_path.iterdir()]) == 7
 
 
-def test_full_folder_for_temporary_files_is_one_line(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_full_folder_for_temporary_files_is_one_line(monkeypatch) -> None:
     usage = shutil.disk_usage("/")._replace(free=4096)
     monkeypatch.setattr(run_dir.shutil, "disk_usage", lambda path: usage)
 

@@ -37,9 +37,7 @@ if __name__ == "__main__":
 """
 
 
-def test_what_another_torchrun_left_is_one_line(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_another_torchrun_left_is_one_line(monkeypatch) -> None:
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "another")
     for name, value in zip(ENVIRONMENT, ["3", "4", "127.0.0.1", "29500"], strict=True):
         monkeypatch.setenv(name, value)
@@ -53,9 +51,7 @@ def test_what_another_torchrun_left_is_one_line(
 
 
 @pytest.mark.parametrize("left", ["RANK", "TORCHELASTIC_RUN_ID"])
-def test_module_starts_itself(
-    left: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_module_starts_itself(left: str, tmp_path: Path, monkeypatch) -> None:
     """Rank variables are ignored unless all are set, with torchrun's run id."""
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv(left, "3")

@@ -143,14 +143,3 @@ def test_page_of_a_breach_is_readable(chromium: Browser, tmp_path: Path) -> None
         visit = chromium.visit(page.as_uri(), width=NARROW, scheme=scheme)
         texts, faults = look_at(visit)
         assert (texts > 10, faults) == (True, {}), scheme
-
-
-def test_page_is_printed_bright_and_unfolded(chromium: Browser, tmp_path: Path) -> None:
-    page = written(with_all_outcomes(), tmp_path)
-    visit = chromium.visit(page.as_uri(), width=NARROW, scheme="dark", media="print")
-    assert visit.evaluate(GROUND) == GROUNDS["light"]
-    unfolded = "document.querySelector('details table').checkVisibility()"
-    assert visit.evaluate(unfolded)
-    assert not chromium.visit(page.as_uri()).evaluate(unfolded)
-    assert visit.call("Page.printToPDF")["data"].startswith("JVBERi")
-    assert look_at(visit)[1].keys() <= {"too_wide"}

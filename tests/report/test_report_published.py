@@ -65,9 +65,7 @@ def test_file_that_is_missing_or_of_an_older_version_is_named(tmp_path: Path) ->
         summary_lines(tmp_path)
 
 
-def test_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command(tmp_path: Path, monkeypatch, capsys) -> None:
     (tmp_path / "metrics").mkdir()
     published(tmp_path / "metrics", measured([2]))
     monkeypatch.chdir(tmp_path)

@@ -214,9 +214,7 @@ def test_a_run_forgets_its_own_checkpoints_only(tmp_path: Path) -> None:
     assert [*tmp_path.iterdir()] == []
 
 
-def test_two_processes_never_write_to_one_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_processes_never_write_to_one_folder(tmp_path: Path, monkeypatch) -> None:
     # a lock belongs to what was opened: this is as good as that of another process
     folder = tmp_path / "run"
     folder.mkdir()
