@@ -159,6 +159,26 @@ def test_signal_while_it_imports_is_one_line(
     assert (tmp_path / "stderr").read_text() == "error: interrupted\n"
 
 
+def test_stage_of_a_shell_may_outlive_it(tmp_path: Path) -> None:
+    """Without DVC, as with nohup."""
+    (tmp_path / "imports.py").write_text(IMPORTS)
+    inner = f'export {STAGE}="$$ $PPID"; exec {sys.executable} imports.py'
+    done = subprocess.run(
+        ["sh", "-c", 'sh -c "$1" >&2 & echo $!', "sh", inner],
+        cwd=tmp_path,
+        env=environment(PYTHONPATH=str(ROOT)),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    stage = psutil.Process(int(done.stdout))
+    try:
+        wait_for(lambda: list(tmp_path.glob("here")), count=1)
+        assert stage.is_running()
+    finally:
+        stage.kill()
+        stage.wait()
+
+
 def test_stage_whose_dvc_has_gone_does_not_begin(tmp_path: Path) -> None:
     """DVC exited while Python started, which the kernel does not signal."""
     code = f"import os; os.environ[{STAGE!r}] = f'{{os.getpid()}} 0'; import minitrain"

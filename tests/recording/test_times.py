@@ -26,6 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 import minitrain
 from minitrain.analysis.account import rows_where
 from minitrain.comm.groups import distributed
+from minitrain.comm.torch_private import ddp_times_ns
 from minitrain.core.errors import UserError
 from minitrain.harness.launcher import launch
 from minitrain.recording.clock import COLUMNS, RecordingClock, path_of_times
@@ -52,6 +53,8 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 CASES = [(0, "clip"), (1, "accumulation")]
 CASES += [(r, kind) for kind in KINDS for r in (0, 1) if (r, kind) not in CASES]
+# so many recordings with a late rank, and as many without
+RUNS = 20
 
 
 class Late(nn.Module):
@@ -195,15 +198,83 @@ def times_of(folder: Path) -> Times:
     return times
 
 
+def layers(count: int, size: int) -> DistributedDataParallel:
+    return DistributedDataParallel(
+        nn.Sequential(*(nn.Linear(size, size) for _ in range(count)))
+    )
+
+
+def logged_by_ddp(folder: Path) -> tuple[float, float, float]:
+    """A recorded loop; mean milliseconds of forward, backward, and its computation."""
+    torch.set_num_threads(1)
+    logged = []
+    with distributed():
+        model = layers(6, 1024)
+        for _ in steps(folder, model, num_steps=STEPS, every=1000):
+            model(torch.randn(64, 1024)).mean().backward()
+            logged.append(ddp_times_ns(model))
+    mean_ms = torch.tensor(logged[4:]).double().mean(0) / 1e6
+    forward, compute, comm, overlap = mean_ms.tolist()
+    return forward, compute + comm - overlap, compute
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_clock_agrees_with_the_log_of_ddp(tmp_path: Path) -> None:
+    found = launch(logged_by_ddp, 2, tmp_path / "run", timeout_s=240)
+    times = times_of(tmp_path / "run")
+    assert times.num_timed == STEPS - 4
+    for rank, (forward, backward, compute) in enumerate(found):
+        parts = times.parts[str(rank)]
+        ours = parts["comm_exposed_ms"] + parts["wait_ms"] + parts["backward_ms"]
+        for name, booked, ms in (
+            ("forward", parts["forward_ms"], forward),
+            ("compute", parts["backward_ms"], compute),
+            ("backward", ours, backward),
+        ):
+            assert figure(f"{name} of rank {rank}", booked, ms) == pytest.approx(
+                ms, rel=0.15
+            ), name
+
+
+def recorded_runs(folder: Path) -> None:
+    """In the first half, one rank is 12 ms late in the backward pass."""
+    torch.set_num_threads(1)
+    with distributed() as (rank, _):
+        for run in range(2 * RUNS):
+            model = layers(4, 512)
+            if run < RUNS and rank == run % 2:
+                first = next(model.parameters())
+                first.register_hook(lambda _: time.sleep(0.012))
+            for _ in steps(folder / str(run), model, num_steps=40, every=1000):
+                model(torch.randn(64, 512)).square().mean().backward()
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_late_rank_is_named_in_each_run_and_none_without(tmp_path: Path) -> None:
+    launch(recorded_runs, 2, tmp_path, timeout_s=280)
+    found = []
+    for run in range(2 * RUNS):
+        facts = show(tmp_path / str(run))
+        assert facts["stragglers"]["undecided"] is None
+        slow = [lag["rank"] for lag in facts["stragglers"]["slow"]]
+        found.append((slow, facts["late_part"]))
+    late = [one == ([run % 2], "backward_ms") for run, one in enumerate(found[:RUNS])]
+    clean = [one == ([], None) for one in found[RUNS:]]
+    assert figure("runs whose late rank is named", sum(late), RUNS) == RUNS, found
+    # on a busy machine, a rank may be late by itself
+    assert figure("clean runs without a name", sum(clean), RUNS) >= RUNS - 2, found
+
+
 def with_two_optimizers(folder: Path) -> None:
     """Rank 1 has a slow loader, and one long forward pass; rank 0 evaluates once."""
     torch.set_num_threads(1)
     with distributed() as (rank, _):
-        layers = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
-        model = DistributedDataParallel(layers)
-        optimizers = [torch.optim.SGD(one.parameters(), lr=0.01) for one in layers]
+        model = layers(2, 8)
+        optimizers = [torch.optim.SGD(of.parameters(), lr=0.01) for of in model.module]
         passes = count()
-        layers[1].register_forward_pre_hook(
+        model.module[1].register_forward_pre_hook(
             lambda *_: time.sleep(0.6 if (next(passes), rank) == (12, 1) else 0)
         )
         # the second of them steps first
