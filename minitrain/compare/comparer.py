@@ -170,15 +170,16 @@ class Comparer:
         twin = place.twin["gradients"].values() if place.twin else ()
         if place.twin and self.twin_tells and all(map(is_finite, twin)):
             return True
-        share, before, coarse = found.share, self.share, limits.coarse
+        # rounding to 16 bits, or of the step before as it grows, does not explain it
+        share, share_before, coarse = found.share, self.share, limits.coarse
         if one.what == What.PARAMETERS:
             share = _share_of_steps(place, step.before, step.parameters)
-            before = 0.0
+            share_before = 0.0
             coarse = coarse if place.trajectory.linear else limits.coarse_adaptive
         elif found.own_size and 4 * found.num_beyond_quick <= found.num:
             share = max(share, found.gap / found.own_size)
         steps = place.step - (-1 if step.before is None else step.before.step)
-        grown = max(before, limits.unit) * GROWTH ** min(steps, 64)
+        grown = max(share_before, limits.unit) * GROWTH ** min(steps, 64)
         return not share <= max(coarse, grown)
 
 

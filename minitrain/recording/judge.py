@@ -12,7 +12,7 @@ from minitrain.recording.rules_of_state import at_start
 class Judge:
     """Apply the rules to a run: :meth:`see` gets headers, steps and ends in order.
 
-    Of each text of a rule, the first alarm and the first note are new. ``is_apart``:
+    Of findings of one name, the first alarm and the first note are new. ``is_apart``:
     ranks are at different steps, and never catch up, so nothing more is compared.
     """
 

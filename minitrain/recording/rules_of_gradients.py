@@ -1,7 +1,8 @@
 """Rules on gradients: equal on all ranks, and the mean of the ranks' own gradients.
 
-A rank's own gradients are those before reduction. The factors with which they make up
-the reduced gradient, found by least squares, show the cause of a difference.
+A rank's own gradients ("own") are those before reduction ("gradients"). Factors with
+which they make up the reduced one, by least squares, show the cause of a difference.
+The key "before" has hashes of parameters as a step begins, unlike ``before``.
 """
 
 from collections import Counter
