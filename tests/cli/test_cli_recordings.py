@@ -10,7 +10,7 @@ from one_line import refusal
 from recorded import alter, record, rows_of, sgd, write
 
 from minitrain.cli.main import run
-from minitrain.cli.recording_words import recordings_in_words
+from minitrain.cli.recording_words import recordings_in_words, strip
 from minitrain.compare.recordings import compare_recordings
 
 Runs = dict[str, Path]
@@ -110,6 +110,16 @@ def test_mistakes_are_one_line(runs: Runs, tmp_path: Path, monkeypatch) -> None:
     for arguments, line in MISTAKES:
         given = [word.format(**runs) for word in arguments]
         assert refusal(run, ["verify", *given]).startswith(line.format(**runs))
+
+
+def test_strip_of_many_steps_has_the_worst_of_several(runs: Runs) -> None:
+    found = compare_recordings(runs["a"], runs["rate"])
+    equal = compare_recordings(runs["a"], runs["again"])
+    line = strip([*equal.steps * 20, found.steps[0], *equal.steps * 3])
+    assert line.startswith(
+        f"steps 0 to 10 and the end: {'=' * 40}x{'=' * 6}  (= equal bits, x diff"
+    )
+    assert line.endswith(", 3 recorded steps a mark)")
 
 
 def nudge(folder: Path) -> None:

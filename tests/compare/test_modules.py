@@ -242,6 +242,17 @@ def compiled_beside(model: Odd) -> Callable[[Tensor], Tensor]:
     return lambda x: held[0](x)
 
 
+class Settings(dict[str, Any]):
+    """Attributes are entries; another is a KeyError."""
+
+    __getattr__ = dict.__getitem__
+
+
+def settings_beside(model: Odd) -> Callable[[Tensor], Tensor]:
+    model.settings = Settings(width=1)
+    return model.inner
+
+
 infinite = torch.full((8,), torch.inf)
 
 
@@ -255,6 +266,7 @@ infinite = torch.full((8,), torch.inf)
         (partial(calling_with, torch.ones(2, device="meta")), "inner last last", 2),
         (compiled, "", 0),
         (compiled_beside, "last last", 2),
+        (settings_beside, "inner last last", 3),
     ],
 )
 def test_models_that_hooks_must_not_break(

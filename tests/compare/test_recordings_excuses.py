@@ -26,7 +26,9 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 from minitrain.cli.recording_words import recordings_in_words
+from minitrain.compare.align import header, places_of
 from minitrain.compare.recordings import RecordingsCompared, compare_recordings
+from minitrain.recording.format import read_recording
 from minitrain.recording.sketches import fit
 
 pytestmark = pytest.mark.slow
@@ -315,6 +317,15 @@ def test_float64_has_limits_of_its_own(tmp_path: Path, optimizer: Any) -> None:
     b = record(tmp_path / "b", world_size=2, reduce=nearly, **plan)
     assert where_first(compare_recordings(a, b)) == ("undecided", 0, "gradients")
     assert where_first(compare_recordings(a, b, twin)) == ("different", 0, "gradients")
+
+
+def test_rounding_is_the_larger_of_both_runs(tmp_path: Path) -> None:
+    one, two = (read_recording(record(tmp_path / name, steps=1)) for name in "ab")
+    for entry in header(two)["parameters"].values():
+        entry["dtype"] = "float64"
+    for pair in ((one, two), (two, one)):
+        (place, *_) = places_of(*pair, None)
+        assert {*place.trajectory.eps.values()} == {torch.finfo(torch.float32).eps}
 
 
 # missing records

@@ -276,6 +276,13 @@ def test_rank_that_the_larger_run_lacks(
     assert (found.verdict, found.only_in_a) == ("different", [only])
 
 
+def test_rank_that_parts_from_rank_0(clean: Path, copy: Path) -> None:
+    row = {"kind": "tensors", "rank": 1, "step": 2}
+    edited(lambda row: row["parameters"].update({"norm.bias": "0"}), **row)(copy)
+    found = compare_runs(clean, copy)
+    assert (found.verdict, found.first.why.cause) == ("different", Cause.ALONE)
+
+
 @pytest.mark.parametrize(
     ("spoil", "line"),
     [

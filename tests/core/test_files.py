@@ -16,6 +16,7 @@ from minitrain.compare.states import read_state
 from minitrain.core.errors import UserError
 from minitrain.core.files import (
     atomic_path,
+    nearest_file,
     read_csv,
     read_json,
     read_jsonl,
@@ -184,3 +185,13 @@ def test_verify_waits_for_no_pipe_and_reads_no_device(tmp_path: Path) -> None:
         os.mkfifo(path)
         given = path.parent if path.parent != tmp_path else path
         assert "is not a regular file" in refusal(run, ["verify", *[str(given)] * 2])
+
+
+def test_a_file_is_sought_beside_the_one_that_is_missing(tmp_path: Path) -> None:
+    there, missing = tmp_path / "gloo-2", tmp_path / "glo-2"
+    there.mkdir()
+    assert nearest_file(missing) == f" (did you mean {there}?)"
+    # excluded, similar only by its folder, and in a missing folder
+    assert nearest_file(missing, but=[there]) == ""
+    assert nearest_file(tmp_path / "other") == ""
+    assert nearest_file(tmp_path / "nowhere/gloo-2") == ""

@@ -40,6 +40,8 @@ def test_any_build_of_the_release_and_no_other_will_do(monkeypatch) -> None:
 
 def test_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     found = machine()
+    keys = ["cpu", "gpu", "cores", "memory_gib", "kernel", "python", "torch"]
+    assert [*found] == keys
     assert all(value for key, value in found.items() if key != "gpu")
     assert machine("Example GPU") == found | {"gpu": "Example GPU"}
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {5})

@@ -82,7 +82,10 @@ def broken(
             there = after if than else before
             other = there.get(than or run, {}).get(quantity, MISSING)
             holds = HOLDS[word]
-        if MISSING in (now, other) or not holds(now, other):
+        # neither text nor what is undefined is more than anything
+        ordered = all(isinstance(one, int | float) for one in (now, other))
+        known = ordered if holds in (gt, lt) else MISSING not in (now, other)
+        if not (known and holds(now, other)):
             found.append(f"{promise}: {said}, but {now} ({other})")
     return found
 

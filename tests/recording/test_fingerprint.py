@@ -118,3 +118,10 @@ def test_sparse_gradients_are_those_of_the_dense() -> None:
     assert one == same
     assert one["norm"] == pytest.approx(math.sqrt(2))
     assert one["hash"] != other["hash"]
+
+
+def test_no_random_number_is_drawn() -> None:
+    before = torch.get_rng_state(), list(np.random.get_state()[1])
+    fingerprint(drawn(3 * BLOCK))
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert np.random.get_state()[1].tolist() == before[1]

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import torch
 import torch.distributed as dist
-from recorded_loops import Net, batch, loss_of, steps_of
+from recorded_loops import Net, batch, loss_of, steps, steps_of
 from torch import Tensor, nn
 from torch.optim import LBFGS, SGD
 
@@ -135,3 +135,18 @@ def in_closures(folder: Path) -> list[Row]:
 @pytest.mark.slow
 def test_evaluations_of_a_closure_are_no_micro_batches(tmp_path: Path) -> None:
     assert minitrain.launch(in_closures, 2, tmp_path) == [[], []]
+
+
+class Padded(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.nested.to_padded_tensor(super().forward(x), 0.0).sum()
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_inputs_of_the_older_layout(tmp_path: Path) -> None:
+    model = Padded(3, 1)
+    both = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)])
+    for _ in steps(tmp_path, model, num_steps=1):
+        model(both).backward()
+    times = pd.read_csv(path_of_times(tmp_path, 0), comment="#")
+    assert times["samples"].tolist() == [2]

@@ -1,12 +1,13 @@
 """Data-parallel bugs planted in a raw torch loop, and what finds each in its recording;
 right loops of all kinds are silent.
 
-A rule finds each at the first recorded step after it acts. Faults that all ranks share
-show against the recording of one process: tests/compare/test_recordings.py has these.
+Faults that ranks show among themselves are found by a rule, at the first recorded step
+after they act. Faults that all ranks share show against the recording of one process.
 """
 
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from minitrain.comm.groups import distributed
 from minitrain.compare.recordings import RecordingsCompared, compare_recordings
 from minitrain.core.errors import RankError
 from minitrain.harness.launcher import launch
-from minitrain.recording.format import read_recording
+from minitrain.recording.format import Row, read_recording
 
 FIRST, HEAD = "first.weight", "head.weight"
 
@@ -74,39 +75,90 @@ ZOO: dict[str, Found] = {
     # Lightning #17543
     "state_restored_on_one_rank": Found("parameters", LATER, "on some ranks only?"),
 }
+# by bug, what differs first from one process: what, the step, and a part of the cause
+COMPARED: dict[str, tuple[str, int, str]] = {
+    # torchtune #2172, transformers #34242, verl-SpeCo #29
+    "scaled_loss": ("gradients", 0, "a scaled loss"),
+    "mean_of_means": ("gradients", 0, "a mean of means"),
+    "learning_rate_divided": ("learning rate", 0, "divided by the number of processes"),
+    # Lightning #17543, pytorch #25162
+    "optimizer_state_not_restored": ("parameters", LATER, "not restored?"),
+    "another_data_seed": ("data", 0, "other"),
+    "duplicate_samples": ("data", 0, "again"),
+    "missing_set_epoch": ("data", STEPS_PER_EPOCH, "other"),
+    # torch's bf16 hook
+    "low_precision_reduce": ("gradients", 0, "reduced in lower precision"),
+    # what the rules take a note of, for it may be meant
+    "sum_for_mean": ("gradients", 0, "instead of averaged"),
+    "averaged_twice": ("gradients", 0, "twice in B"),
+    # what they find as well
+    "transfer_lost": ("gradients", LATER, "missing from"),
+}
+# what all ranks do alike no rule takes for a fault
+ALIKE = [bug for bug in COMPARED if bug not in ZOO and bug != "duplicate_samples"]
+
+
+class Runs:
+    """Recordings of runs with a bug, each made once; and that of one process which
+    computes the whole batch at once.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.of = cache(self._of)
+        run(folder / "one", "", Setting(), 0, 1)
+
+    def _of(self, bug: str, ranks: int) -> Path:
+        folder = self.folder / f"{bug}-{ranks}"
+        setting = Setting(passes=2 if bug == "redundant_sync" else 1)
+        refused = pytest.raises(RankError, match="finished reduction")
+        with refused if bug == "unused_parameter" else nullcontext():
+            launch(train, ranks, folder, bug, setting)
+        return folder
+
+    def alarms(self, bug: str) -> list[Row]:
+        """What rank 0 wrote of alarms and notes; all ranks have the same."""
+        found = [one.alarms for one in read_recording(self.of(bug, 2)).ranks.values()]
+        assert found[0] == found[1]
+        return found[0]
+
+    def compared(self, bug: str, ranks: int = 2) -> RecordingsCompared:
+        return compare_recordings(self.folder / "one", self.of(bug, ranks))
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    return Runs(tmp_path_factory.mktemp("zoo"))
 
 
 @pytest.mark.parametrize("bug", ZOO)
-def test_the_rules_find(bug: str, tmp_path: Path) -> None:
+def test_the_rules_find(runs: Runs, bug: str) -> None:
     wanted = ZOO[bug]
-    setting = Setting(passes=2 if bug == "redundant_sync" else 1)
-    refused = pytest.raises(RankError, match="finished reduction")
-    with refused if bug == "unused_parameter" else nullcontext():
-        launch(train, 2, tmp_path, bug, setting)
-    found = [one.alarms for one in read_recording(tmp_path).ranks.values()]
-    assert found[0] == found[1]
-    first = found[0][0]
+    first = runs.alarms(bug)[0]
     place = first["kind"], first["rule"], first["step"], first["tensor"]
     assert place == (wanted.kind, wanted.rule, wanted.step, wanted.tensor)
     assert tuple(first["ranks"]) == wanted.ranks
     assert wanted.cause in first["line"]
 
 
-def compared(
-    folder: Path, bug: str, ranks: int, setting: Setting
-) -> RecordingsCompared:
-    """With one process, which computes the whole batch at once."""
-    run(folder / "one", "", setting, 0, 1)
-    launch(train, ranks, folder / "ranks", bug, setting)
-    return compare_recordings(folder / "one", folder / "ranks")
+@pytest.mark.parametrize("bug", COMPARED)
+def test_against_one_process_shows(runs: Runs, bug: str) -> None:
+    what, step, cause = COMPARED[bug]
+    found = runs.compared(bug)
+    assert (found.verdict, found.doubt) == ("different", None)
+    assert found.first is not None
+    assert (found.first.what, found.first.step) == (what, step)
+    assert cause in found.first.cause
+    severe = [row for row in runs.alarms(bug) if row["kind"] == "alarm"]
+    assert severe == [] or bug not in ALIKE
 
 
 # without a bug, and with what only costs time
 @pytest.mark.parametrize(("bug", "ranks"), [("", 2), ("", 4), ("wrapper_made_anew", 2)])
 def test_without_a_bug_it_is_the_same_computation(
-    bug: str, ranks: int, tmp_path: Path
+    runs: Runs, bug: str, ranks: int
 ) -> None:
-    found = compared(tmp_path, bug, ranks, Setting())
+    found = runs.compared(bug, ranks)
     assert found.verdict == "same computation within rounding", found.first
     assert bug or found.alarms == {"A": [], "B": []}
 
@@ -122,11 +174,29 @@ def test_a_pattern_is_the_cause_also_in_16_bits(
     tmp_path: Path, bug: str, step: int, cause: str
 ) -> None:
     # one process computes other bits than two
-    found = compared(tmp_path, bug, 2, Setting(autocast=True))
+    setting = Setting(autocast=True)
+    run(tmp_path / "one", "", setting, 0, 1)
+    launch(train, 2, tmp_path / "two", bug, setting)
+    found = compare_recordings(tmp_path / "one", tmp_path / "two")
     assert found.verdict == "different"
     assert found.first is not None
     assert found.first.what == "gradients"
     assert (found.first.step, found.first.cause[: len(cause)]) == (step, cause)
+
+
+def test_a_rank_with_fewer_batches_says_whom_it_waited_for(tmp_path: Path) -> None:
+    # the other one is in a step that needs both
+    setting = Setting(timeout_s=1.0)
+    with pytest.raises(RankError):
+        launch(train, 2, tmp_path, "fewer_batches", setting)
+    recording = read_recording(tmp_path)
+    last = setting.steps - 2
+    (found,) = recording.ranks[VICTIM].alarms
+    assert (found["kind"], found["rule"], found["ranks"]) == ("note", "ranks", [0])
+    assert "rank 0: did not come to the end within 1 s" in found["line"]
+    assert f"last heard of: step {last}; probable cause" in found["line"]
+    assert f"rank {VICTIM} ran out of batches" in found["line"]
+    assert recording.ranks[0].end is None
 
 
 STEPS = 6

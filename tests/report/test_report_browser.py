@@ -135,6 +135,24 @@ def test_page_is_readable(chromium: Browser, tmp_path: Path) -> None:
         assert chromium.visit(overview, scheme=scheme).evaluate(FILL) == color
 
 
+CUT = "(e => e.scrollWidth - e.clientWidth)(document.querySelector('{}'))"
+HINT = "getComputedStyle(document.querySelector('.figure.scaling'), '::before').content"
+
+
+def test_picture_that_is_cut_says_so(chromium: Browser, tmp_path: Path) -> None:
+    page = written(with_all_outcomes(), tmp_path)
+    for width in (640, 641):
+        visit = chromium.visit(page.as_uri(), width=width)
+        is_cut = visit.evaluate(CUT.format(".figure.scaling")) > 0
+        assert is_cut == (width <= 640)
+        # the finding above the chart, whose title may be cut
+        finding = visit.evaluate("document.querySelector('.scaling img').alt")
+        for shown in (finding, "scroll sideways"):
+            assert (shown in visit.evaluate(HINT)) == is_cut
+        printed = chromium.visit(page.as_uri(), width=width, media="print")
+        assert printed.evaluate(HINT) == "none"
+
+
 def test_page_of_a_breach_is_readable(chromium: Browser, tmp_path: Path) -> None:
     broken = ladder_of(2) | {"ranks": rung("breach", detail=f"{LONG} <differs>")}
     refuse({"gloo-1": ladder_of(1), "gloo-2": broken}, tmp_path)
@@ -143,3 +161,14 @@ def test_page_of_a_breach_is_readable(chromium: Browser, tmp_path: Path) -> None
         visit = chromium.visit(page.as_uri(), width=NARROW, scheme=scheme)
         texts, faults = look_at(visit)
         assert (texts > 10, faults) == (True, {}), scheme
+
+
+def test_page_is_printed_bright_and_unfolded(chromium: Browser, tmp_path: Path) -> None:
+    page = written(with_all_outcomes(), tmp_path)
+    visit = chromium.visit(page.as_uri(), width=NARROW, scheme="dark", media="print")
+    assert visit.evaluate(GROUND) == GROUNDS["light"]
+    unfolded = "document.querySelector('details table').checkVisibility()"
+    assert visit.evaluate(unfolded)
+    assert not chromium.visit(page.as_uri()).evaluate(unfolded)
+    assert visit.call("Page.printToPDF")["data"].startswith("JVBERi")
+    assert look_at(visit)[1].keys() <= {"too_wide"}

@@ -52,6 +52,7 @@ class Setting:
     adam: bool = False
     norm: bool = False
     every: int = 1
+    timeout_s: float = 30.0
 
 
 class Model(nn.Module):
@@ -90,13 +91,21 @@ def run(folder: Path, bug: str, setting: Setting, rank: int, world_size: int) ->
         lambda step: min(1.0, step / setting.warm_up) if setting.warm_up else 1.0,
     )
     scaler = torch.amp.GradScaler("cpu", enabled=setting.scaler)
+    if bug == "learning_rate_divided":
+        optimizer.param_groups[0]["lr"] /= world_size
     if setting.dropout:
         torch.manual_seed(setting.seed + rank)
     batches = read(bug, rank, world_size, setting)
-    with record(inner, optimizer, folder, every=setting.every):
-        for step in range(setting.steps):
+    recorder = record(
+        inner, optimizer, folder, every=setting.every, timeout_s=setting.timeout_s
+    )
+    fewer = bug == "fewer_batches" and rank == VICTIM
+    with recorder:
+        for step in range(setting.steps - fewer):
             if bug == "wrapper_made_anew":
                 model = wrap(inner, bug, rank, world_size)
+            if bug == "optimizer_state_not_restored" and step == LATER:
+                optimizer.state.clear()
             if bug == "state_restored_on_one_rank" and step == LATER and rank == VICTIM:
                 optimizer.state.clear()
             for number in range(setting.passes):
@@ -108,7 +117,7 @@ def run(folder: Path, bug: str, setting: Setting, rank: int, world_size: int) ->
                 off = quiet and isinstance(model, DistributedDataParallel)
                 with model.no_sync() if off else nullcontext():
                     with torch.autocast("cpu", torch.bfloat16, setting.autocast):
-                        found = loss(called(features), targets, world_size)
+                        found = loss(called(features), targets, bug, world_size)
                     scaler.scale(found / setting.passes).backward()
             scaler.unscale_(optimizer)
             clip(inner, bug, setting)
@@ -141,16 +150,19 @@ def wrap(inner: nn.Module, bug: str, rank: int, world_size: int) -> nn.Module:
     return model
 
 
-def loss(found: Tensor, targets: Tensor, world_size: int) -> Tensor:
+def loss(found: Tensor, targets: Tensor, bug: str, world_size: int) -> Tensor:
     """The mean over all targets that count, of all ranks."""
     total = nn.functional.cross_entropy(
         found.float(), targets, ignore_index=IGNORED, reduction="sum"
     )
     count = (targets != IGNORED).sum().float()
+    if bug == "mean_of_means":
+        return total / count
     if world_size > 1:
         dist.all_reduce(count)
     # DDP takes the mean over the ranks
-    return world_size * total / count
+    factor = 8 if bug == "scaled_loss" else 1
+    return factor * world_size * total / count
 
 
 def clip(model: nn.Module, bug: str, setting: Setting) -> None:
@@ -173,13 +185,19 @@ def read(bug: str, rank: int, world_size: int, setting: Setting) -> Iterator[Any
     size = setting.batch // world_size // setting.passes
     if bug == "workers_alike":
         yield from DataLoader(Made(rank), size, num_workers=2)
-    of = (1, 0) if bug == "no_sampler" else (world_size, rank)
-    sampler: DistributedSampler[Any] = DistributedSampler(TensorDataset(features), *of)
+    seed = 1 if bug == "another_data_seed" and rank == VICTIM else 0
+    sampler: DistributedSampler[Any] = DistributedSampler(
+        TensorDataset(features), world_size, rank, seed=seed
+    )
+    if bug == "no_sampler":
+        sampler = DistributedSampler(TensorDataset(features), 1, 0)
     epoch = 0
     while True:
         if bug != "missing_set_epoch":
             sampler.set_epoch(epoch)
         for chosen in torch.tensor([*sampler]).split(size):
+            if bug == "duplicate_samples" and rank == VICTIM:
+                chosen[0] = chosen[1]
             yield features[chosen], targets[chosen]
         epoch += 1
 
@@ -213,6 +231,12 @@ def mismatched_bucket_order(state: list[int], bucket: GradBucket) -> Hooked:
     return reduced(bucket).then(lambda future: future.value().flip(0))
 
 
+def low_precision_reduce(state: list[int], bucket: GradBucket) -> Hooked:
+    """Gradients travel in bfloat16."""
+    bucket.buffer().copy_(bucket.buffer().bfloat16())
+    return reduced(bucket).then(lambda future: future.value().bfloat16().float())
+
+
 def averaged_twice(state: list[int], bucket: GradBucket) -> Hooked:
     """Divided before the sum, and after it."""
     return reduced(bucket).then(lambda future: future.value() / dist.get_world_size())
@@ -234,6 +258,7 @@ def lose(state: list[int], bucket: GradBucket, to_one: bool) -> Hooked:
 HOOKS: dict[str, Any] = {
     "sum_for_mean": lambda state, bucket: reduced(bucket, divide=False),
     "mismatched_bucket_order": mismatched_bucket_order,
+    "low_precision_reduce": low_precision_reduce,
     "averaged_twice": averaged_twice,
     "transfer_lost": lambda state, bucket: lose(state, bucket, to_one=False),
     "transfer_lost_to_one": lambda state, bucket: lose(state, bucket, to_one=True),
