@@ -35,8 +35,9 @@ all: .venv/installed ## set up, and run the pipeline: three to six minutes on 2 
 
 quick: .venv/installed ## the pipeline with 20 steps and 5 rounds, in .dvc/tmp/quick: a minute
 	@$(BIN)/python -m minitrain.cli.quick
-	@cd .dvc/tmp/quick && $(CURDIR)/$(BIN)/minitrain summary
-	@echo "The report of this quick run: .dvc/tmp/quick/metrics/report.html"
+	@cd .dvc/tmp/quick && shown=$$($(CURDIR)/$(BIN)/minitrain summary); code=$$?; \
+	  echo "$$shown" | sed 's|metrics/report|.dvc/tmp/quick/&|'; exit $$code
+	@echo "To change a parameter and compare, run \`make\` first."
 
 # they wait for nothing, so a third process would only import what the others do
 check: lint ## lint, types and the quick tests: one to two minutes

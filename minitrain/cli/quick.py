@@ -26,7 +26,7 @@ FEW = {
     "train": {"num_steps": 20, "num_epochs": None, "num_warmup_steps": 5},
     "baseline": {"num_rounds": 5},
 }
-# keys with paths of the user's files, which are not copied: the paths become absolute
+# keys with paths; of the user's files, which are not copied, they become absolute
 OWN = (("corpus", "source"), ("model", "file"), ("model", "deps"))
 
 
@@ -62,8 +62,9 @@ def _write_params(file: Path) -> None:
     for section, values in FEW.items():
         params[section].update(values)
     for section, key in OWN:
-        if params[section][key]:
-            params[section][key] = str(Path(params[section][key]).resolve())
+        path = params[section][key]
+        if path and not path.startswith("minitrain/"):
+            params[section][key] = str(Path(path).resolve())
     with open_atomic(file) as stream:
         yaml.dump(params, stream)
 

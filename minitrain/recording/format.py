@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from minitrain.core.errors import UserError, describe_os_error
-from minitrain.core.files import require_regular
+from minitrain.core.files import nearest_file, require_regular
 from minitrain.core.printable import note
 
 VERSION = 3
@@ -117,6 +117,8 @@ def read_recording(folder: Path) -> Recording:
         UserError: there is no recording, it is damaged or of another version, or its
             ranks are of different runs.
     """
+    if not folder.exists():
+        raise UserError(f"{folder}: does not exist{nearest_file(folder)}")
     if not is_recording(folder):
         raise UserError(
             f"{folder}: no recording: rank-0.jsonl is missing; `minitrain record "

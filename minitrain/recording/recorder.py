@@ -357,14 +357,12 @@ def _require(model: Any, every: Any, on_alarm: Any, timeout_s: Any, also: Any) -
     is_lazy = any(map(nn.parameter.is_lazy, [*parameters, *model.buffers()]))
     is_count = isinstance(every, int) and not isinstance(every, bool) and every > 0
     is_time = isinstance(timeout_s, int | float) and timeout_s > 0
+    is_known = on_alarm in ("print", "raise")
     for is_wrong, what in (
         (not parameters, f"model {kind} has no parameters: nothing to record"),
         (is_lazy, f"model {kind} is lazy: call it once before"),
         (not is_count, f"every = {every!r}: must be an integer, at least 1"),
-        (
-            on_alarm not in ("print", "raise"),
-            f"on_alarm = {on_alarm!r}: must be print or raise",
-        ),
+        (not is_known, f"on_alarm = {on_alarm!r}: must be print or raise"),
         (not is_time, f"timeout_s = {timeout_s!r}: must be above 0"),
     ):
         if is_wrong:

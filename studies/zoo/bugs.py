@@ -1,4 +1,4 @@
-"""Real data-parallel bugs, each injected in a rank without changing the code under
+"""Data-parallel bugs, each injected in a rank without changing the code under
 test.
 
 An injection is called in every rank before its first step and modifies its worker at

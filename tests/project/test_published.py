@@ -119,7 +119,9 @@ def test_zoo_of_the_report_is_that_of_the_study() -> None:
     assert all(bug["caught_by"] for bug in bugs)
     assert shown["alarms"] == 0
     claim = " ".join(read("README.md").split())
-    assert f"Of {len(bugs)} real bugs" in claim
+    of_issues = sum("#" in bug["met_in"] for bug in bugs)
+    assert f"Of {len(bugs)} bugs that" in claim
+    assert f"injects, {of_issues} of them from issues of other projects" in claim
     assert f"{normal} leave a loss curve that looks normal" in claim
     assert f"catch all {len(bugs)}, and raised no alarm in" in claim
     assert f"alarm in {shown['clean_runs']} clean runs" in claim

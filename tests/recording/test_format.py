@@ -90,7 +90,7 @@ def test_folders_without_a_recording(tmp_path: Path) -> None:
     (tmp_path / "rank-00.jsonl").touch()
     for folder in (tmp_path, tmp_path / "none", tmp_path / "rank-x.jsonl"):
         assert not is_recording(folder)
-        with pytest.raises(UserError, match="no recording"):
+        with pytest.raises(UserError, match=r"no recording|none: does not exist"):
             read_recording(folder)
     path_of_rank(tmp_path, 0).mkdir()
     with pytest.raises(UserError, match=r"rank-0\.jsonl: cannot be read"):
