@@ -15,8 +15,11 @@ from runs import Trial, repeat, watch
 from world import World
 from wreck import Fault
 
-# DVC was killed while it wrote this file, which it does not do atomically
-TORN = "Unable to read RWLock-file"
+# files that DVC does not write atomically, with its words on one that is torn
+TORN = {
+    ".dvc/tmp/rwlock": ("Unable to read RWLock-file",),
+    "dvc.lock": ("'./dvc.lock' is invalid", "'./dvc.lock' validation failed"),
+}
 
 
 def run_trial(
@@ -38,6 +41,7 @@ def run_trial(
         if fault.on_disk:
             disk.mount(world)
         copy_without(done, target, folder)
+        committed = (folder / "dvc.lock").read_bytes()
         if fault.is_first:
             trial.hit = fault.do(world)
         world.start("first")
@@ -50,11 +54,12 @@ def run_trial(
         world.mark = f"{folder} second"
         world.more = {}
         second, saved = repeat(world, trial, limit_s + done.took_s[target], mark)
-        by_hand = second.code != 0 and TORN in second.said
-        torn = []
+        torn: list[str] = []
+        by_hand = second.code != 0 and torn_file(second)
         if by_hand:
-            # docs/troubleshooting.md
-            (folder / ".dvc/tmp/rwlock").unlink()
+            # as docs/troubleshooting.md says: rm .dvc/tmp/rwlock, git checkout dvc.lock
+            (folder / by_hand).unlink()
+            (folder / "dvc.lock").write_bytes(committed)
             torn = judge.wrong_words("torn", second)
             second, saved = repeat(world, trial, limit_s + done.took_s[target], mark)
         marks = (mark, world.mark)
@@ -65,7 +70,7 @@ def run_trial(
         # swapped checkpoints are both invalid
         if saved and trial.went_on_from is None and "swap" not in kind:
             found.append("second run began anew, though there was a checkpoint")
-        trial.exit_code, trial.outcome = first.code, judge.outcome(first, by_hand)
+        trial.exit_code, trial.outcome = first.code, judge.outcome(first, bool(by_hand))
         lines = [x for x in first.said.splitlines() if x.startswith("error: ")]
         trial.said, trial.wrong = "; ".join(lines), "; ".join(found)
         if found:
@@ -76,6 +81,12 @@ def run_trial(
         for one in [folder, *folder.parent.glob(f"{folder.name}-*")]:
             shutil.rmtree(one) if one.is_dir() else one.unlink(missing_ok=True)
     return trial
+
+
+def torn_file(run: Ran) -> str:
+    """Return the file that DVC's words call torn, or ""."""
+    files = (f for f, words in TORN.items() if any(word in run.said for word in words))
+    return next(files, "")
 
 
 def complain(trial: Trial, *runs: Ran) -> None:
