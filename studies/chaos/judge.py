@@ -65,7 +65,7 @@ def wrong_lines(run: Ran) -> list[str]:
     # shell
     if lines < 1 and re.search(r"failed to run: .*, exited with (?!137\b)\d", run.said):
         return ["failed without a word"]
-    # DVC says of a torn dvc.lock that it "is invalid"
+    # the words of DVC on a torn dvc.lock are "is invalid"
     is_silent = not re.search("error: |is invalid", run.said, re.IGNORECASE)
     if run.code and run.code > 0 and is_silent:
         return ["ended without a word"]

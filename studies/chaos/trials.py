@@ -57,9 +57,10 @@ def run_trial(
         torn: list[str] = []
         by_hand = second.code != 0 and torn_file(second)
         if by_hand:
-            # as docs/troubleshooting.md says: rm .dvc/tmp/rwlock, git checkout dvc.lock
+            # docs/troubleshooting.md: rm .dvc/tmp/rwlock, or git checkout dvc.lock
             (folder / by_hand).unlink()
-            (folder / "dvc.lock").write_bytes(committed)
+            if by_hand == "dvc.lock":
+                (folder / by_hand).write_bytes(committed)
             torn = judge.wrong_words("torn", second)
             second, saved = repeat(world, trial, limit_s + done.took_s[target], mark)
         marks = (mark, world.mark)
