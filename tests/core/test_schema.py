@@ -93,10 +93,10 @@ MISTAKES = [
 def test_mistake_is_one_line(tmp_path: Path) -> None:
     for changes, line in MISTAKES:
         path = written(tmp_path, **changes)
-        told = refusal(load, path, Kitchen)
-        assert told.startswith(f"{path}: {line}")
+        message = refusal(load, path, Kitchen)
+        assert message.startswith(f"{path}: {line}")
         # and nothing is meant where nothing is near
-        assert ("did you mean" in told) == ("did you mean" in line)
+        assert ("did you mean" in message) == ("did you mean" in line)
     # of several mistakes an unknown key is named: a misspelt key is missing, too
     path = written(tmp_path, trays="0", hours="-1")
     path.write_text(path.read_text().replace("rack", "rakc"))

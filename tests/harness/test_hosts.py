@@ -72,8 +72,8 @@ REFUSED = [
 
 
 def test_options_that_do_not_fit_are_refused() -> None:
-    for line, told in REFUSED:
-        assert told in refusal(hosts_for, line)
+    for line, message in REFUSED:
+        assert message in refusal(hosts_for, line)
     # nor ranks that do not come out even
     three = Hosts(3, "10.0.0.1", 29400, HERE)
     assert three.ranks_here(6) == 2

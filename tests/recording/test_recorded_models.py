@@ -119,7 +119,7 @@ def test_inputs_of_any_form_have_a_digest_a_sample(
     inputs = row["inputs"]
     assert [len(one) for one in inputs] == [3, 3, 3, 0, 0]
     assert inputs[0] == inputs[2] != inputs[1]
-    # what cannot be read is said, and ends nothing
+    # what cannot be read is noted, and ends nothing
     (note,) = read_recording(tmp_path).ranks[0].alarms
     assert (note["kind"], note["rule"], note["step"]) == ("note", "inputs", 0)
     assert f"samples are not recorded: {row['unread']}" in note["line"]

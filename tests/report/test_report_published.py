@@ -73,8 +73,8 @@ def test_command(tmp_path: Path, monkeypatch, capsys) -> None:
     text = capsys.readouterr().out
     assert text.splitlines()[-1] == "Report metrics/report.html"
     assert run(["summary", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told == {"ok": True, "lines": text.splitlines()}
+    summary = json.loads(capsys.readouterr().out)
+    assert summary == {"ok": True, "lines": text.splitlines()}
     write_json(tmp_path / "metrics/summary.json", {"breach": "gloo-2: x"})
     assert run(["summary"]) == 1
     assert capsys.readouterr().out.startswith("Breach: gloo-2: x.\n")

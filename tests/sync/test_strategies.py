@@ -493,8 +493,8 @@ def test_settings_that_a_strategy_cannot_follow() -> None:
         changes: dict[str, Any] = {"precision": "float32", key: value}
         precision = changes.pop("precision")
         require, tuning = guarantees_of(name).require, Defaults(**changes)
-        told = refusal(require, tuning, world_size, precision)
-        assert told.startswith(f"train.{key} = {line}")
+        message = refusal(require, tuning, world_size, precision)
+        assert message.startswith(f"train.{key} = {line}")
 
 
 def test_strategy_that_is_not_there_or_in_a_file_that_fails(
@@ -510,9 +510,9 @@ def test_strategy_that_is_not_there_or_in_a_file_that_fails(
         "unclosed:Own": "SyntaxError: '(' was never closed (unclosed.py, line 1)",
         "leaves:Own": "SystemExit: two lines",
     }.items():
-        told = refusal(find_strategy, name)
-        assert told.startswith(f"train.sync = '{name}': ")
-        assert told.endswith(why)
+        message = refusal(find_strategy, name)
+        assert message.startswith(f"train.sync = '{name}': ")
+        assert message.endswith(why)
 
 
 HOSTS = [[0, 1], [2, 4], [3]]
