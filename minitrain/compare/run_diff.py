@@ -214,17 +214,18 @@ def compare_runs(a: Path, b: Path) -> RunsCompared:
     # the text of a loss is exact: equal text means equal bits
     found.losses = {step: (x, y) for (_, step, _), x, y in losses if x != y}
     unlike = any(x[k].keys() != y[k].keys() for _, x, y in rows for k in ROW)
-    for (_, _, rank), x, y in _in_both(one, two, "state"):
+    states = _in_both(one, two, "state")
+    for (_, _, rank), x, y in states:
         state = compare_states(read_state(x), read_state(y))
         found.states[f"state-rank-{rank}.pt"] = state
         unlike = unlike or bool(state.only_in_a or state.only_in_b or state.unlike)
     found.other_tensors = unlike
     designed = (one.by_design or two.by_design) if sizes[0] != sizes[1] else None
     found.first = first = _first(one, two, designed)
-    if found.verdict == "undecided" and found.states and not designed:
+    if found.verdict == "undecided" and states and not designed:
         since = first.step if first and first.what == What.GRADIENTS else 0
-        x, y = (load_tensors(run.entries["state", -1, 0]) for run in (one, two))
-        found.rungs = rungs_between(one.sampled, two.sampled, (x, y), since)
+        final = load_tensors(states[0][1]), load_tensors(states[0][2])
+        found.rungs = rungs_between(one.sampled, two.sampled, final, since)
     return found
 
 

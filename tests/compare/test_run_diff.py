@@ -276,6 +276,13 @@ def test_rank_that_the_larger_run_lacks(
     assert (found.verdict, found.only_in_a) == ("different", [only])
 
 
+def test_state_of_another_rank_than_0(alone: Path, copy: Path, tmp_path: Path) -> None:
+    other = Path(shutil.copytree(alone, tmp_path / "other"))
+    (other / "states/state-rank-0.pt").rename(other / STATE_1)
+    (copy / "states/state-rank-0.pt").unlink()
+    assert compare_runs(copy, other).verdict == "within tolerance"
+
+
 def test_rank_that_parts_from_rank_0(clean: Path, copy: Path) -> None:
     row = {"kind": "tensors", "rank": 1, "step": 2}
     edited(lambda row: row["parameters"].update({"norm.bias": "0"}), **row)(copy)
