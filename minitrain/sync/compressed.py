@@ -24,7 +24,6 @@ class Float16Compress(StockDDP):
     """DDP that averages gradients in float16: half the bytes, rounded at every hop."""
 
     guarantees: ClassVar[Guarantees] = GUARANTEES["fp16_compress"]
-    needs_hook: ClassVar[bool] = True
     dtype: ClassVar[torch.dtype] = torch.float16
 
     def sum_over_ranks(self, bucket: GradBucket) -> Reduced:
@@ -52,11 +51,10 @@ class BFloat16Compress(Float16Compress):
 
 class PowerSGD(StockDDP):
     """DDP with low-rank gradients and error feedback (Vogels et al. 2019,
-    arXiv:1905.13727), by torch's ``powerSGD_hook``. Only the loss can be checked.
+    arXiv:1905.13727), by torch's ``powerSGD_hook``. It promises no value but the loss.
     """
 
     guarantees = GUARANTEES["powersgd"]
-    needs_hook: ClassVar[bool] = True
     # each rank has its own error memory
     holds_a_part: ClassVar[bool] = True
     # Torch's hook starts its second collective in a callback of the first. With two

@@ -35,8 +35,6 @@ class StockDDP(Strategy):
     """
 
     guarantees: ClassVar[Guarantees] = GUARANTEES["ddp"]
-    # True if :meth:`sum_over_ranks` differs from DDP without a hook
-    needs_hook: ClassVar[bool] = False
     # True if gradients live in the buckets, which saves copies
     bucket_views: ClassVar[bool] = False
     # True if a bucket is reduced as soon as it is complete, if ``overlap`` allows it
@@ -57,13 +55,18 @@ class StockDDP(Strategy):
         # then a pass without communication would mark parameters as used
         self.has_account = not self.tuning.find_unused_parameters
         self._late: list[tuple[GradBucket, BucketEvent, Reduced]] = []
-        if self.needs_hook or self.timed or not self.tuning.overlap:
+        if self.timed or not (self.tuning.overlap and self.is_stock()):
             # The garbage collector cannot see DDP's hook: one that refers to the
             # strategy, which refers to DDP, would keep both alive forever.
             alive = weakref.proxy(self)
             self.ddp.register_comm_hook(
                 alive, lambda sync, bucket: sync.on_bucket(bucket)
             )
+
+    @classmethod
+    def is_stock(cls) -> bool:
+        """Return True if torch without a hook sums as :meth:`sum_over_ranks` does."""
+        return cls.sum_over_ranks is StockDDP.sum_over_ranks
 
     def sum_over_ranks(self, bucket: GradBucket) -> Reduced:
         """Hook: start to reduce ``bucket``, and return a future of the result (n,)."""

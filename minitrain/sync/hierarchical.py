@@ -26,7 +26,6 @@ class SharedMemory(StockDDP):
     """
 
     guarantees: ClassVar[Guarantees] = GUARANTEES["shm"]
-    needs_hook: ClassVar[bool] = True
     bucket_views: ClassVar[bool] = True
     # the rank's only thread adds, so overlap hides nothing: wait once per step instead
     overlaps: ClassVar[bool] = False

@@ -112,9 +112,8 @@ def unwatched_gradients(config: RunConfig, device: torch.device | None) -> Row |
     Call it before the worker that trains is built.
     """
     sync = config.sync
-    if not issubclass(sync, StockDDP) or sync.needs_hook or not config.tuning.overlap:
-        return None
-    if sync.sum_over_ranks is not StockDDP.sum_over_ranks:
+    is_stock = issubclass(sync, StockDDP) and sync.is_stock()
+    if not (is_stock and config.tuning.overlap):
         return None
     worker = Worker(config, device=device, timed=False)
     seen = _once(worker, 0)
