@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from minitrain.proof.witness.passes import seed_everything
 from minitrain.proof.witness.record import (
     Record,
-    Rung,
+    RungDict,
     Task,
     data_rung,
     fed_names,
@@ -129,7 +129,7 @@ class Corpus:
             digest=self.digest,
         )
 
-    def data_rung(self, task: Task, record: Record) -> Rung:
+    def data_rung(self, task: Task, record: Record) -> RungDict:
         """Return the rung that checks samples: each once per epoch, sample i on rank
         i % W, batches of the right size and number of targets, a new order per epoch.
         """

@@ -15,7 +15,7 @@ from minitrain.proof.witness.optimizer import step_rung
 from minitrain.proof.witness.passes import Computer, built
 from minitrain.proof.witness.record import (
     Record,
-    Rung,
+    RungDict,
     Task,
     chosen,
     cuts,
@@ -38,7 +38,7 @@ def examine_run(
     wire: torch.dtype | None = None,
     exact: bool = True,
     section: Any = None,
-) -> dict[str, Rung]:
+) -> dict[str, RungDict]:
     """Recompute a run from its corpus and params.yaml; return rungs (results) by name.
     ``exact``: compare gradients too (False if the strategy approximates them);
     ``wire``: type in which gradients are sent, if coarser than their own; ``section``:
@@ -55,7 +55,7 @@ def examine_run(
 
 def examine_batches(
     task: Task, batches: Sequence[Any], record: Record, *, exact: bool = True
-) -> dict[str, Rung]:
+) -> dict[str, RungDict]:
     """Recompute a run whose step i used ``batches[i % len(batches)]``; return rungs
     (check results) by name. For ``exact`` see :func:`examine_run`.
     """
@@ -74,7 +74,7 @@ def examine_batches(
     return {"witness_data": data} | numbers(task, record, batch_of, exact, others)
 
 
-def _cut_rung(task: Task, batches: Sequence[Any], record: Record) -> Rung:
+def _cut_rung(task: Task, batches: Sequence[Any], record: Record) -> RungDict:
     # rank r must compute every W-th sample of each batch, from r on, and count targets
     def wrong_at(step: int, rows: Sequence[Mapping[str, Any]]) -> str:
         parts = cuts(batches[step % len(batches)], task.world_size)
@@ -94,7 +94,7 @@ def numbers(
     batch_of: Callable[[int], Any],
     exact: bool,
     others: Iterable[int] = (),
-) -> dict[str, Rung]:
+) -> dict[str, RungDict]:
     """Check hashes, optimizer steps, losses and, if ``exact``, gradients; return rungs
     by name. ``batch_of`` returns the batch of a step. At steps ``others``, which are
     not sampled, only batches are compared with their slices.
@@ -106,7 +106,7 @@ def numbers(
         if name not in kept:
             why = f"parameter {name} is not in state_dict, as the witness requires"
             return {"witness_hashes": rung("not run", why)}
-    found: dict[str, Rung] = {"witness_hashes": hashes_rung(task, model, record)}
+    found: dict[str, RungDict] = {"witness_hashes": hashes_rung(task, model, record)}
     # the remaining rungs need a complete record
     if found["witness_hashes"]["verdict"] == "breach":
         return found

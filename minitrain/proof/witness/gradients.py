@@ -26,7 +26,7 @@ from minitrain.proof.witness.passes import (
 from minitrain.proof.witness.record import (
     NO_GAP,
     Gap,
-    Rung,
+    RungDict,
     Task,
     compare,
     cuts,
@@ -47,7 +47,7 @@ NUM_DRAWS, MANY_DRAWS, DEVIATIONS = 8, 256, 8
 NUM_ELEMENTS = 65536
 
 
-def probe_rungs(computer: Computer, training: Rung) -> dict[str, Rung]:
+def probe_rungs(computer: Computer, training: RungDict) -> dict[str, RungDict]:
     """Compare the run's gradient in eval mode (the probe), which has no random numbers,
     with the witness's gradient of the whole batch, not sliced. ``training`` is the rung
     ``witness_mean`` of :func:`mean_rungs`. Return rungs (results) by name.
@@ -76,7 +76,7 @@ def probe_rungs(computer: Computer, training: Rung) -> dict[str, Rung]:
     return dict.fromkeys(names.values(), one)
 
 
-def _probed(computer: Computer, row: Mapping[str, Any], whole: Pass) -> Rung:
+def _probed(computer: Computer, row: Mapping[str, Any], whole: Pass) -> RungDict:
     state, step, name = computer.record.state, row["step"], row["name"]
     bits = computer.task.precision if name == "rounded" else "float32"
     groups, own = computer.groups_of(step), computer.own_precision
@@ -89,7 +89,7 @@ def _probed(computer: Computer, row: Mapping[str, Any], whole: Pass) -> Rung:
     return compared if isinstance(compared, dict) else largest(compared).rung()
 
 
-def training_rungs(computer: Computer, known: dict[int, Asked]) -> dict[str, Rung]:
+def training_rungs(computer: Computer, known: dict[int, Asked]) -> dict[str, RungDict]:
     """Compare loss and gradient of the sampled steps with the whole batch. Return rungs
     (results) by name.
 
@@ -140,7 +140,7 @@ def _drawn(
 
 def _trained(
     computer: Computer, step: int, claim: Pass, known: dict[int, Asked]
-) -> tuple[Gap, Gap] | Rung:
+) -> tuple[Gap, Gap] | RungDict:
     state, bits = computer.record.of(step, "before"), computer.task.precision
     right, alone = _right(computer, step, state, known)
     noise = _rounding(computer, step, state, right, alone, bits, evaluate=False)
@@ -173,8 +173,9 @@ def _rounding(
     bits: str,
     evaluate: bool,
 ) -> Pass:
-    # the distance from ``right`` in the run's own precision, from a start one unit
-    # away; ``alone``: the loss of a sample depends on it only, so other slices will do
+    # the distance from ``right`` in the run's own precision, from this start and two
+    # that are about a unit away; ``alone``: the loss of a sample depends on it only, so
+    # other slices will do
     loss, far = 0.0, dict.fromkeys(right.gradients, 0.0)
     ranks, batch = computer.task.world_size, computer.batch_of(step)
     for seed, number in enumerate((1, max(2, ranks), ranks)):
@@ -192,7 +193,7 @@ def _rounding(
 
 def _compare(
     task: Task, where: str, found: Pass, right: Pass, noise: Pass, bits: str
-) -> tuple[Gap, Gap] | Rung:
+) -> tuple[Gap, Gap] | RungDict:
     # gaps of gradients and loss, or a rung if they cannot be compared
     if not right.is_finite():
         return rung("breach", f"{where}: the loss or its gradient is not finite")
@@ -227,7 +228,7 @@ def _compare(
     return largest(gaps), loss
 
 
-def spread_rung(computer: Computer) -> Rung:
+def spread_rung(computer: Computer) -> RungDict:
     """Return a rung: random loss and gradient must lie in the spread of other draws,
     and differ from eval mode. This may refute a run but never confirms it.
     """

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from minitrain.proof.witness.passes import Computer, Pass, State, failure
-from minitrain.proof.witness.record import Rung, Tensors, cuts, rung
+from minitrain.proof.witness.record import RungDict, Tensors, cuts, rung
 
 # anything but a mean of its samples is farther away; a model that computes partly in
 # float32 comes as close as 2e-7
@@ -30,12 +30,12 @@ UNSEEN = (
 
 # result for one batch: the rung of the comparison with its slices (None if fewer than
 # two have targets), and whether a pass drew random numbers
-Asked = tuple[Rung | None, bool]
+Asked = tuple[RungDict | None, bool]
 
 
 def mean_rungs(
     computer: Computer, others: Iterable[int], known: dict[int, Asked]
-) -> dict[str, Rung]:
+) -> dict[str, RungDict]:
     """Compare the batches of all sampled steps and, from the final state, of the other
     steps ``others``, with the mean of their slices. Return rungs (results) by name.
 
@@ -66,7 +66,7 @@ def mean_rungs(
     return {"witness_mean": rung("not run", why), "witness_mean_in_eval": still}
 
 
-def _farthest(asked: Iterable[Asked]) -> tuple[Rung, bool]:
+def _farthest(asked: Iterable[Asked]) -> tuple[RungDict, bool]:
     # the first batch that is not the mean of its slices, or the one farthest from it
     worst, drew = -1.0, False
     for found, one_drew in asked:
@@ -144,10 +144,9 @@ def _wrong_weights(
     return f"{has}, by their targets {right}{': it is a sum' if is_sum else ''}"
 
 
-def buffers_rung(computer: Computer) -> Rung | None:
+def buffers_rung(computer: Computer) -> RungDict | None:
     """Return a rung: within tolerance if a forward pass leaves equal buffers on two
-    ranks, or none that affect the loss, else not run. None without buffers or a second
-    rank.
+    ranks, or none that affect the loss, else not run. None if there is none to compare.
     """
     names, record = _own_buffers(computer.own), computer.record
     step = record.steps()[-1]

@@ -8,7 +8,7 @@ from torch import Tensor
 from minitrain.proof.witness.record import (
     Gap,
     Record,
-    Rung,
+    RungDict,
     Task,
     compare,
     largest,
@@ -22,7 +22,7 @@ ZERO = torch.zeros(())
 PIECE = 1 << 15
 
 
-def step_rung(task: Task, record: Record) -> Rung:
+def step_rung(task: Task, record: Record) -> RungDict:
     """Return the rung of the optimizer: recorded parameters and moments must match a
     step from the recorded state and gradient. A step rounds the parameter twice and its
     terms at most eight times, so that many units in the last place of each are allowed.

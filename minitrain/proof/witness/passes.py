@@ -55,8 +55,7 @@ State = Mapping[str, Tensor]
 @dataclass(frozen=True)
 class Pass:
     """A loss and its gradients by name (or how far rounding moves each of them).
-    ``drew`` is true if random numbers were drawn; ``unit`` is one ULP of 1.0 in the
-    loss's dtype.
+    ``drew``: random numbers were drawn; ``unit``: one ULP of 1.0 in the loss's dtype.
     """
 
     loss: float
@@ -184,7 +183,7 @@ class Computer:
         return one
 
     def nudged(self, state: State, seed: int) -> Tensors:
-        """Return a copy of ``state`` with every parameter moved one ULP up or down at
+        """Return a copy of ``state`` with every parameter moved by one or two ULP at
         random, equally under all names of a tied one; unchanged with ``seed`` 0.
         """
         chance, moved = torch.Generator().manual_seed(seed), dict(state)

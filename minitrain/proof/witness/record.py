@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 Tensors = dict[str, Tensor]
-Rung = dict[str, Any]
+RungDict = dict[str, Any]
 HASHED = {"gradients": "gradients", "after": "parameters"}
 
 
@@ -88,7 +88,7 @@ class Record:
         return [row for row in self.rows if row["kind"] == kind]
 
 
-def rung(verdict: str, detail: str, gap: float | None = None) -> Rung:
+def rung(verdict: str, detail: str, gap: float | None = None) -> RungDict:
     """Return the rung (result) of a check without bits; ``gap`` is its distance."""
     # literals on purpose: the witness shares no code with what it checks
     return {
@@ -111,7 +111,7 @@ class Gap:
     size: float
     where: str
 
-    def rung(self) -> Rung:
+    def rung(self) -> RungDict:
         """Return a rung: "within tolerance" for a share of 0 to 1, else "breach"."""
         if 0 <= self.share <= 1:
             detail = f"at most {self.share:.2g} of the limit, {self.where}"
@@ -151,7 +151,7 @@ def data_rung(
     task: Task,
     record: Record,
     wrong_at: Callable[[int, Sequence[Mapping[str, Any]]], str],
-) -> Rung:
+) -> RungDict:
     """Return the rung of all ranks' samples: passed if all are recorded and right.
     ``wrong_at`` gets a step and its ``fed`` rows by rank, and returns an error or "".
     Each rank must also divide by the batch's number of targets, and its samples must
@@ -186,7 +186,7 @@ def fed_targets(row: Mapping[str, Any]) -> int:
     return sum(part["targets"] for part in row["parts"])
 
 
-def hashes_rung(task: Task, model: nn.Module, record: Record) -> Rung:
+def hashes_rung(task: Task, model: nn.Module, record: Record) -> RungDict:
     """Return a rung: "passed" if every rank recorded each promised step with equal
     hashes, the hashes of sampled steps match all tensors that the witness uses, and
     each step starts from the state after the previous one; else "breach".
