@@ -13,7 +13,7 @@ from minitrain.recording.times import Times, read_times
 
 def show(folder: str | Path) -> dict[str, Any]:
     """Return an overview of the recording in ``folder``: what ``minitrain show --json``
-    prints. Plain values by name: ranks, steps, losses, alarms, and ``parts``, by rank
+    prints. Plain values by name, such as losses, alarms, notes, and ``parts``, by rank
     the mean milliseconds of each phase of a step (None if no times were recorded).
 
     Raises:
@@ -35,7 +35,7 @@ def show(folder: str | Path) -> dict[str, Any]:
         "ended": not unfinished,
         "unfinished": unfinished,
         "num_steps": _num_steps(ranks, times),
-        "num_recorded": max(len(rank.steps) for rank in ranks),
+        "num_recorded": max(map(_recorded, ranks)),
         "every": ranks[0].header["every"],
         "device": ranks[0].header["device"],
         "torch": ranks[0].header["torch"],
@@ -64,8 +64,13 @@ def _losses(ranks: list[OfRank]) -> list[dict[str, Any]]:
 def _num_steps(ranks: list[OfRank], times: Times | None) -> int:
     # a lower bound if the run ended early
     made = [max([0, *one.end["steps"].values()]) for one in ranks if one.end]
-    seen = [len(one.steps) for one in ranks]
+    seen = map(_recorded, ranks)
     return max([*made, *seen, 0 if times is None else times.num_steps])
+
+
+def _recorded(rank: OfRank) -> int:
+    # of several optimizers, the one with the most steps
+    return max(Counter(number for number, _ in rank.steps).values(), default=0)
 
 
 def _unfinished(recording: Recording, times: Times | None) -> list[dict[str, Any]]:
@@ -75,7 +80,7 @@ def _unfinished(recording: Recording, times: Times | None) -> list[dict[str, Any
     return [
         {
             "rank": rank,
-            "steps": max(made[rank], len(one.steps)),
+            "steps": max(made[rank], _recorded(one)),
             "killed": times is not None and rank in times.open,
         }
         for rank, one in sorted(recording.ranks.items())

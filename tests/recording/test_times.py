@@ -299,6 +299,7 @@ def test_steps_of_two_optimizers_are_one_step_of_the_loop(tmp_path: Path) -> Non
     assert times.one_clock
     # not the first four, nor the one of the evaluation, on which all ranks wait
     assert (times.num_steps, facts["steps_timed"]) == (STEPS, STEPS - 5)
+    assert (facts["num_steps"], facts["num_recorded"]) == (STEPS, 3)
     slow = [lag["rank"] for lag in facts["stragglers"]["slow"]]
     assert (slow, facts["late_part"]) == ([1], "data_ms")
     parts = times.parts["1"]
