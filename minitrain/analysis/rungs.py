@@ -21,7 +21,7 @@ FINE = (CheckVerdict.EQUAL, CheckVerdict.PASSED, CheckVerdict.WITHIN)
 
 
 class Reason(StrEnum):
-    """Reason for not running a check, where the verdict on the run depends on it."""
+    """Reason for not running a check, by which a verdict on the run is decided."""
 
     SINGLE_RANK = "single rank"
     ONE_MEMORY = "one memory"
@@ -49,6 +49,11 @@ class Rung:
     verdict: CheckVerdict
     detail: str
     reason: Reason | None = None
+
+    @property
+    def is_unexplained(self) -> bool:
+        """True for a comparison that found a distance, but neither holds nor fails."""
+        return self.verdict == CheckVerdict.NOT_RUN and self.max_abs_diff is not None
 
 
 def rung_of(entry: Mapping[str, Any]) -> Rung:

@@ -64,8 +64,8 @@ class Ruling:
         basis: What it rests on.
         because: Checks whose detail gives the reason for the verdict.
         witnesses: Checks by independent code that confirm the gradients.
-        is_compared: False if the run was not compared with one process, not even in
-            its loss, although it is not that process.
+        is_compared: False if a run without a breach was not compared with one process,
+            not even in its loss, although it is not that process.
     """
 
     verdict: RunVerdict
@@ -76,9 +76,7 @@ class Ruling:
 
 
 def verdict_of(rungs: Mapping[str, Rung]) -> Ruling:
-    """Return the verdict on a run with the check results ``rungs``, by name; a check
-    without a result supports nothing.
-    """
+    """Return the verdict on a run with the check results ``rungs``, by name."""
     verdicts = {name: rung.verdict for name, rung in rungs.items()}
     fine = {name for name, verdict in verdicts.items() if verdict in FINE}
     broken = [name for name, v in verdicts.items() if v is CheckVerdict.BREACH]
@@ -107,13 +105,8 @@ def verdict_of(rungs: Mapping[str, Rung]) -> Ruling:
 
 
 def _breach(rungs: Mapping[str, Rung], first: str) -> Ruling:
-    mean = rungs.get(MEAN)
-    # a distance without an explanation: samples of a batch depend on each other
-    is_coupled = (
-        mean is not None
-        and mean.verdict is CheckVerdict.NOT_RUN
-        and mean.max_abs_diff is not None
-    )
+    # samples of a batch depend on each other
+    is_coupled = MEAN in rungs and rungs[MEAN].is_unexplained
     because = (MEAN, first) if is_coupled else (first,)
     return Ruling("breach", Basis.FAILED_CHECK, because)
 

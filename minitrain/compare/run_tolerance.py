@@ -55,7 +55,7 @@ def rungs_between(
     training = _training(sampled_at("0/gradients/", b), begin, theirs)
     early = sampled_at("early/state/", a), sampled_at("early/state/", b)
     for name, states in ((EARLY, early), (FINAL, final)):
-        fine = all(rung.verdict != "breach" for rung in found.values())
+        fine = all(r.verdict is not CheckVerdict.BREACH for r in found.values())
         if fine and any(states) and begin.keys() >= states[1].keys():
             limits = tolerances.state_limits(states[1], begin, training, ATOL)
             found[name] = _rung(*states, limits)
@@ -65,7 +65,7 @@ def rungs_between(
 def _rung(ours: Tensors, theirs: Tensors, limits: TensorLimits) -> Rung:
     # without a perturbed run nothing beyond the limits is explained
     rung = tolerances.close_rung(ours, theirs, limits, lambda: theirs)
-    if rung.verdict != "breach" or rung.max_abs_diff is None:
+    if rung.verdict is not CheckVerdict.BREACH or rung.max_abs_diff is None:
         return rung
     detail = f"{rung.max_abs_diff:.3g} apart, allowed: {max(limits.every.values()):.3g}"
     if limits.common:

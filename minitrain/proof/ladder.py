@@ -68,7 +68,7 @@ def own_rungs(
     witness: Mapping[str, Mapping[str, Any]],
 ) -> Rungs:
     """Return the rungs (check results) that need only ``run`` and its ``replay``, by
-    name, causes before effects. ``witness`` are the witness's results, as dictionaries.
+    name. ``witness`` are the witness's results, as dictionaries.
     On a GPU, whose kernels sum in an unknown order, ``replay`` is None: there is only a
     rung ``replay``, not run. Rungs that the strategy does not promise are not run.
     """
@@ -153,8 +153,7 @@ def _not_comparable(rungs: Rungs, run: Evidence, config: RunConfig) -> Rungs:
     # whole batch differs from its shards by design. A buffer that counts samples in
     # training is not such a design
     mean, probe = rungs.get("witness_mean"), rungs.get("witness_probe")
-    # no distance: nothing was compared
-    if mean is None or mean.verdict != "not run" or mean.max_abs_diff is None:
+    if mean is None or not mean.is_unexplained:
         return {}
     if probe and probe.verdict in FINE and forward_of(run.rows, config).changed:
         return {}
