@@ -1,4 +1,4 @@
-"""Comparing all runs with one process.
+"""Comparing all runs with one process, and deciding the verdict on each.
 
     python -m stages.equivalence
 

@@ -85,7 +85,7 @@ class Contestant:
     ) -> None:
         self.arm, self.group, self.next_step = arm, group, 0
         config = config_of(params, shards, arm.processes)
-        # times steps like the training stage, without hashing
+        # times steps like the training stage, without hashing them
         stamps: Any = partial(StepObserver, records=False)
         observer = stamps if arm.stamped else Observer
         self.worker = Worker(config, group=group, timed=arm.timed, observer=observer)
@@ -129,10 +129,9 @@ def measure(
     params: Params, shards: Path, rounds: Iterable[int], arms: Sequence[Arm]
 ) -> list[Row]:
     """Time all ``arms``, interleaved, in each of ``rounds``; call it on every rank of a
-    process group that spans the largest arm. ``shards`` has a folder world-W for each
-    world size. Returns a row per round and arm in which this rank takes part (rank 0:
-    all): ``round``, ``arm``, ``processes``, ``threads``, ``world_size``, ``tokens`` and
-    ``seconds``.
+    group that spans the largest arm. ``shards`` has a folder world-W per world size.
+    Returns a row per round and arm with this rank (rank 0: all): ``round``, ``arm``,
+    ``processes``, ``threads``, ``world_size``, ``tokens``, ``seconds``.
     """
     contestants = enter(params, shards, arms)
     rows = take_turns(contestants, rounds, params.baseline.steps_per_round)

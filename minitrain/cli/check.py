@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from minitrain.cli.command import Answer, Names
 from minitrain.core.errors import RankError, UserError
 from minitrain.core.params import OptimizerName, PrecisionName
-from minitrain.core.printable import as_lines, note
+from minitrain.core.printable import as_lines, print_note
 from minitrain.core.progress import progress
 from minitrain.proof.words import as_dicts
 from minitrain.report.numbers import plural
@@ -72,7 +72,7 @@ def answer(options: argparse.Namespace) -> Answer:
     steps = f"training {plural(given['steps'], 'step')} with {ranks}"
     every = f": {len(STRATEGIES)} strategies, one after the other"
     every = every if options.sync == ALL else ""
-    note(f"{steps}, and again with one; a witness computes in float64{every} ...")
+    print_note(f"{steps}, and again with one; a witness computes in float64{every} ...")
     tried = _try_all(options.sync, given)
     seconds = time.monotonic() - begun
     ladders = {n: x for n, x in tried.items() if not isinstance(x, Exception)}

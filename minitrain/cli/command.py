@@ -26,9 +26,7 @@ class Names(tuple[str, ...]):
 
 
 class Parser(argparse.ArgumentParser):
-    """Argument parser that raises a one-line UserError instead of printing its usage
-    and exiting.
-    """
+    """Argument parser that raises a UserError instead of printing usage and exiting."""
 
     def error(self, message: str) -> NoReturn:
         """Raise UserError for a missing or invalid argument."""

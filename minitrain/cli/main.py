@@ -1,7 +1,6 @@
 """The command line, with one module per command.
 
-A command turns its arguments into an :class:`Answer`. Printing and exit codes are
-common to all.
+A command turns its arguments into an :class:`Answer`, which :func:`run` prints.
 """
 
 import argparse

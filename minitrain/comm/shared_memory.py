@@ -79,8 +79,7 @@ class SharedMemoryGroup:
         that the payload of a NaN may differ.
 
         Args:
-            tensor: A dense CPU tensor of any number type, of the same size and type on
-                every rank.
+            tensor: A dense CPU tensor of numbers, of equal size and type on all ranks.
 
         Raises:
             RankError: A rank, which the message names, exited, did not answer, or has a

@@ -1,7 +1,6 @@
 """Links between the ranks of one host: sockets between all pairs and shared memory.
 
-Neither has a name in the file system, so nothing is left behind, also after kill -9.
-Linux only.
+Neither has a name in the file system: nothing is left after kill -9, too. Linux only.
 """
 
 import mmap

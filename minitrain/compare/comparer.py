@@ -1,5 +1,5 @@
 """Comparison of one step of two recordings: the first difference, and whether it is
-sure (rounding cannot explain it): :meth:`Comparer._is_sure` decides.
+sure (rounding cannot explain it): see :meth:`Comparer._is_sure`, and difference.SURE.
 """
 
 import math
@@ -60,15 +60,16 @@ class Comparer:
     """Comparison of the steps of one optimizer, one after the other.
 
     ``same_torch``: both ran one torch version; ``resumed``: set if one run resumes the
-    other. State: ``before``, the last step compared; ``equal``, all bits so far were
-    equal; ``over``, a sure difference was found; ``twin_tells``, a twin (the run from
-    weights one rounding unit away) would show if a difference is rounding.
+    other. The other fields are the state between steps: ``before``, the last one;
+    ``noise``, the largest share of rounding in gradients so far, and ``share`` that of
+    ``before``; ``equal``, all bits so far were equal; ``over``, a sure difference was
+    found; ``twin_tells``, a twin (the run from weights one rounding unit away) would
+    show if a difference is rounding.
     """
 
     same_torch: bool
     resumed: Resumed | None = None
     before: StepPair | None = None
-    # the largest share of rounding in gradients so far, and the share at ``before``
     noise: float = 0.0
     share: float = 0.0
     equal: bool = True
@@ -122,7 +123,7 @@ class Comparer:
         return replace(first, why=cause, since=since, sure=is_sure, twin_decides=twin)
 
     def _differences(self, step: Step) -> Iterator[Difference | None]:
-        # in causal order: each difference explains the ones after it
+        # each difference may explain the ones after it
         place, gradients, parameters = step.place, step.gradients, step.parameters
         yield _in_data(step)
         rates = step_causes.rates_unlike(place) or step_causes.settings_unlike(place)

@@ -1,10 +1,10 @@
 """Formats of stored states, read entry by entry without running code.
 
-Tensors stay on disk until they are looked up: a file of ``torch.save`` is mapped, all
-others are read one tensor at a time. Checkpoints of training scripts hold objects
-(``argparse.Namespace``, enums, NumPy arrays) next to the tensors, and the metadata of
-``torch.distributed.checkpoint`` is a pickle: each class that they name is replaced by a
-stand-in (:class:`Inert`) that only keeps its arguments, or by a list or a dict.
+Tensors stay on disk until they are looked up: a file of ``torch.save`` is mapped (one
+from before torch 1.6 is loaded), all others are read one tensor at a time. Checkpoints
+hold objects (``argparse.Namespace``, enums, NumPy arrays) next to the tensors, and the
+metadata of ``torch.distributed.checkpoint`` is a pickle: each class that they name is
+replaced by a stand-in (:class:`Inert`) that keeps its arguments, or by a list or dict.
 """
 
 import io

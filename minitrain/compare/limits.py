@@ -24,9 +24,9 @@ SAME_RATE = 1e-6
 @dataclass(frozen=True)
 class DtypeLimits:
     """Limits of rounding for one dtype. ``gradients``: share of the largest gradient;
-    ``linear``: share of the distance that SGD moved a parameter; ``unit``: relative
-    error of one operation; ``coarse``: of rounding to the next smaller dtype, with a
-    margin; ``coarse_adaptive``: its effect on a step of Adam.
+    ``linear``: share of the distance that training moved a parameter; ``unit``:
+    relative error of one operation; ``coarse``: of rounding to the next smaller dtype,
+    with a margin; ``coarse_adaptive``: its effect on a step of Adam.
     """
 
     gradients: float

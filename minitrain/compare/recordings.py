@@ -1,8 +1,7 @@
-"""Comparison of two recordings: the same computation, or the first difference and its
-cause.
+"""Comparison of two recordings: the first difference and its cause, if they differ.
 
-The order at each step: data, gradients, learning rates, parameters, buffers, the
-optimizer's state. What is not equal to the bit must be within rounding
+The order at each step: data, gradients, learning rates and settings, parameters,
+buffers, the optimizer's state. What is not equal to the bit must be within rounding
 (minitrain/compare/distances.py). World sizes, versions and machines may differ.
 """
 

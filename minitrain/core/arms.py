@@ -44,7 +44,8 @@ class BaselineArm:
 
 def baseline_arms(world_sizes: Iterable[int]) -> list[BaselineArm]:
     """Return the arms: one process, with the configured number of threads and with all
-    cores; gloo at each of ``world_sizes``, with and without communication; duplicates.
+    cores; gloo at each of ``world_sizes``, with and without communication; duplicates;
+    one timed as in training.
     """
     sizes = sorted({*world_sizes} - {1}) or [1]
     ours = [

@@ -97,8 +97,7 @@ def run_stage(main: Callable[[], None]) -> None:
 
     A user's mistake, an operating-system error or a failed rank is reported as one line
     on stderr (MINITRAIN_TRACEBACK=1 adds a rank's traceback), and so are SIGINT,
-    SIGTERM and SIGHUP, after cleanup. Any other exception is a bug and keeps its
-    traceback.
+    SIGTERM and SIGHUP, after cleanup. Others are bugs, and keep their traceback.
     """
     gc.enable()
     try:

@@ -25,7 +25,7 @@ def as_lines(lines: Iterable[str]) -> str:
     return "\n".join(map(printable, lines))
 
 
-def note(line: str) -> None:
+def print_note(line: str) -> None:
     """Print one escaped line on stderr and flush."""
     print(printable(line), file=sys.stderr, flush=True)
 

@@ -1,9 +1,9 @@
-"""Hang monitor: polls the heartbeats of all ranks and names the rank that hangs.
+"""Hang monitor: polls the heartbeats of a host's ranks and names the one that hangs.
 
-All waits share one limit, which a rank sets when it joins the group. If the heartbeat
-of a rank does not change for that long, or the rank timed out, the monitor looks for
-the culprit: a rank that does not answer, or is not in a wait. It also records which
-rank exited first, since torchrun then terminates all others, which are not the cause.
+All waits between steps share one limit, which a rank sets as it joins the group. If the
+heartbeat of a rank does not change for that long, or the rank timed out, the culprit is
+a rank that does not answer, or is not in a wait. The monitor also records which rank
+exited first, since torchrun then terminates all others, which are not the cause.
 """
 
 import math
@@ -157,8 +157,8 @@ class HangMonitor:
         self._ended_there, self._over = threading.Event(), threading.Event()
 
     def look(self) -> RankError | None:
-        """Poll all ranks once. Return an error that names the hanging rank; None if no
-        rank hangs, or if a rank has exited early: then :meth:`cause` blames that exit.
+        """Poll all ranks once. Return an error that names the hanging rank (all if it
+        is unknown), or None; also None if a rank exited early: see :meth:`cause`.
         """
         now = time.monotonic()
         passed_s = now - self._looked_s

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from minitrain.comm.torch_private import Store, TCPStore
 from minitrain.core.errors import RankError, UserError
-from minitrain.core.printable import note
+from minitrain.core.printable import print_note
 from minitrain.harness.hosts import Hosts, family_of
 
 POLL_S = 0.1
@@ -305,7 +305,7 @@ def _serve(hosts: Hosts, timeout_s: float) -> Store:
             f"--rdzv-endpoint: {hosts.endpoint}: {error.strerror}; if several hosts of "
             "a run share an address, set --node-rank on each"
         ) from None
-    note(f"waiting at {hosts.endpoint} for {hosts.count - 1} more")
+    print_note(f"waiting at {hosts.endpoint} for {hosts.count - 1} more")
     return TCPStore(
         *place,
         is_master=True,
@@ -320,7 +320,7 @@ def find(hosts: Hosts, timeout_s: float) -> Store:
     """Connect to the store of the first host, retrying for ``timeout_s`` seconds.
     Raises UserError if no process answers, or a program other than minitrain does.
     """
-    note(f"waiting for the first host, at {hosts.endpoint}")
+    print_note(f"waiting for the first host, at {hosts.endpoint}")
     deadline, place = time.monotonic() + timeout_s, (hosts.address, hosts.port)
     # not by TCPStore, which prints a warning for each refused connection
     while True:

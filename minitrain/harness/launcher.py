@@ -38,7 +38,7 @@ from minitrain.comm.store import (
 from minitrain.comm.torch_private import HashStore
 from minitrain.core.errors import RankError, UserError
 from minitrain.core.files import writing
-from minitrain.core.printable import note
+from minitrain.core.printable import print_note
 from minitrain.core.signals import LAUNCHER_PID
 from minitrain.harness.failures import RAISED
 from minitrain.harness.hang_monitor import HangMonitor
@@ -326,4 +326,4 @@ def with_restarts(attempt: Callable[[], None], max_restarts: int) -> None:
             if error.kind == RAISED or count > max_restarts:
                 raise
             line = " ".join(str(error).split())
-            note(f"{line}; restarting ({count} of {max_restarts})")
+            print_note(f"{line}; restarting ({count} of {max_restarts})")

@@ -21,7 +21,7 @@ from minitrain.comm import heartbeat
 from minitrain.comm.store import our_store
 from minitrain.core.errors import EXIT_USER, RankError
 from minitrain.core.files import writing
-from minitrain.core.printable import note
+from minitrain.core.printable import print_note
 from minitrain.core.signals import end_with_launcher
 from minitrain.harness import stack_dump as stack
 from minitrain.harness.failures import GAVE_UP, LOST, failure_by, write_report
@@ -63,7 +63,7 @@ def as_rank() -> Iterator[Path | None]:
             write_report(folder, rank, failure)
         except OSError as why:
             # for example, disk full
-            note(f"{failure} (not reported: {why})")
+            print_note(f"{failure} (not reported: {why})")
         if isinstance(failure, RankError):
             time.sleep(PAUSES_S.get(failure.kind, 0.0))
         exit_now(EXIT_USER)

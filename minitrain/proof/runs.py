@@ -53,7 +53,7 @@ def run_twin(config: RunConfig, *, show: str = "") -> Evidence:
 
 def _nudged(factory: Callable[[], nn.Module], coarsest: torch.dtype) -> nn.Module:
     # moves each trained parameter one unit in the last place up; if it is cast to a
-    # coarser type, every second element up and the others down by one unit of that type
+    # coarser type, every second element up and the others down by about one unit of it
     model, unit = factory(), torch.finfo(coarsest).eps
     with torch.no_grad():
         for parameter in model.parameters():

@@ -18,14 +18,14 @@ from minitrain.recording.format import Row
 from minitrain.recording.hooks import Tap, is_in_parts, parameters_of
 
 Sketch = list[float]
-# more passes of a step are not distinguished: their sketches would fill the disk
-MOST_PASSES = 16
+# of a step with more additions, passes are not distinguished: it would fill the disk
+MOST_ADDED = 16
 
 
 @dataclass
 class TrainingPass:
     """A training pass, with its ``number`` among recorded ones. ``facts``: fields of
-    row of its step. ``first``: more facts, None unless it is the step's first pass.
+    the row of its step. ``first``: more facts, None unless it is the step's first pass.
     """
 
     number: int
@@ -39,8 +39,7 @@ class TrainingPass:
 @dataclass
 class Gradient:
     """Record of one parameter's ``.grad``. ``since``: number of the first forward pass
-    accumulated in it. ``carried``: it still contains the previous step's gradient (no
-    zero_grad).
+    accumulated in it. ``carried``: it contains the gradient of the step before, too.
     """
 
     since: int
@@ -72,7 +71,7 @@ class Backwards:
         self.forget()
 
     def forget(self) -> None:
-        """Remove the hooks and drop all gradients: the next step is not recorded."""
+        """Remove the hooks and drop all gradients."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -139,7 +138,7 @@ class Backwards:
             # a reduction may have changed it since the pass before
             known.shares.append(_less(before or now, known.base))
             known.base = now
-            if len(known.shares) > MOST_PASSES:
+            if len(known.shares) > MOST_ADDED:
                 known.shares = None
 
     def _after_adding(self, name: str, gradient: Tensor) -> None:

@@ -1,11 +1,11 @@
 """The clock of a recording: the time of each phase of a step, by hooks of torch.
 
-Time stamps are taken from the end of one optimizer step to the end of the next, without
-gaps, so that the phases add up to the step: data until the forward pass begins;
-forward, with the loss, until a gradient reaches the model's output; backward until the
-last gradient of this rank; exposed communication until backward returns, after DDP's
-own callback; other, such as clipping, until the optimizer begins; optimizer. With
-gradient accumulation, each phase is summed over the passes of a step.
+From the end of an optimizer step to the end of the next, without the recorder's own
+work between phases: data until the forward pass begins; forward, with the loss, until a
+gradient reaches the model's output; backward until the last gradient of this rank;
+exposed communication until backward returns, after DDP's own callback; other, such as
+clipping, until the optimizer begins; optimizer. These add up to the step. With gradient
+accumulation, each phase is summed over the passes of a step.
 """
 
 import socket
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from minitrain.comm.torch_private import at_the_end_of_backward
-from minitrain.core.printable import note
+from minitrain.core.printable import print_note
 from minitrain.data.cut import tensors_of
 from minitrain.recording.hooks import uncompiled
 
@@ -154,8 +154,8 @@ class RecordingClock:
         self.mark("data" if by_closure and self.phase == "data" else "other", then)
 
     def step_ended(self, optimizer: int, step: int, recorded: bool) -> None:
-        """End a step, and write its row; the times of ``recorded`` steps include the
-        recorder's own. On a GPU the row is written once its stamps are known.
+        """End a step, and write its row (on a GPU once its stamps are known). Times of
+        ``recorded`` steps include the recorder's hooks within the passes.
         """
         self.mark("optimizer", "data")
         self.steps += 1
@@ -204,7 +204,7 @@ class RecordingClock:
             self._stop(error)
 
     def _stop(self, error: object) -> None:
-        note(f"minitrain: steps are timed no more: {error}")
+        print_note(f"minitrain: steps are timed no more: {error}")
         # takes no further rows
         self._unread = deque(maxlen=0)
 

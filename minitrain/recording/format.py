@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 
 from minitrain.core.errors import UserError, describe_os_error
 from minitrain.core.files import nearest_file, require_regular
-from minitrain.core.printable import note
+from minitrain.core.printable import print_note
 
 VERSION = 3
 ATTEMPT = re.compile(r"attempt-(0|[1-9]\d*)")
@@ -229,7 +229,7 @@ class Writer:
         except OSError as error:
             error.filename = str(self._path)
             why = describe_os_error(error)
-            note(f"minitrain: rank {self._rank} records no more: {why}")
+            print_note(f"minitrain: rank {self._rank} records no more: {why}")
             self.close()
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
 """Helpers of the recorder's hooks: kind of a forward pass, wrappers, and plain names.
 
-The hooks draw no random numbers and change nothing.
+None of them draws random numbers or changes a value.
 """
 
 import inspect

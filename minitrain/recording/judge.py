@@ -13,7 +13,7 @@ class Judge:
     """Apply the rules to a run: :meth:`see` gets headers, steps and ends in order.
 
     Of findings of one name, the first alarm and the first note are new. ``is_apart``:
-    ranks are at different steps, and never catch up, so nothing more is compared.
+    nothing more is compared, as ranks are at different steps, or a row was too long.
     """
 
     def __init__(self) -> None:

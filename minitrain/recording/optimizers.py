@@ -21,7 +21,7 @@ from torch.optim.optimizer import (
 from torch.utils.hooks import RemovableHandle
 
 from minitrain.core.errors import UserError
-from minitrain.core.printable import note
+from minitrain.core.printable import print_note
 from minitrain.recording.fingerprint import DIGEST_BYTES, bytes_in, gathered
 from minitrain.recording.hooks import running_steps, uncompiled
 
@@ -36,7 +36,7 @@ NO_SETTING = {
     *("foreach", "fused", "capturable", "differentiable"),
 }
 LEFT_OUT = "minitrain: note: optimizer state in {} is not recorded: {}"
-_note_once = cache(note)
+_note_once = cache(print_note)
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""The training passes that lead to a recorded step: inputs, wrapper and random state.
+"""Training passes that lead to a recorded step: inputs, wrapper, random state, loss.
 
 :class:`Passes` records each pass as it runs; rows.py writes them into the step's row.
 """
@@ -17,7 +17,7 @@ from minitrain.recording.inputs import random_digest, read
 from minitrain.recording.modules import ModuleCalls
 from minitrain.recording.optimizers import Optimizers, Stepped
 
-# at most so many passes are kept: more than any step accumulates
+# of a step that accumulates more passes, only the last ones are kept
 MOST_PASSES = 1024
 
 
@@ -25,9 +25,9 @@ class Passes:
     """Record the training passes of ``inner``, the model without wrappers.
 
     With ``modules``, ``calls`` records calls of modules within a pass, until it is set
-    to None. ``forwards`` counts training passes, recorded or not. ``backwards`` has the
-    gradients of recorded passes; ``seen_from`` is the number of all optimizers' steps
-    when its hooks came. ``wrappers`` are those seen so far.
+    to None. ``forwards`` counts training passes, recorded or not. ``backwards`` has
+    sketches of gradients in recorded passes; ``seen_from`` is the number of all
+    optimizers' steps when its hooks came. ``wrappers`` are those seen so far.
     """
 
     def __init__(self, inner: nn.Module, modules: bool) -> None:
@@ -95,7 +95,7 @@ class Passes:
             self._listens, self.seen_from = True, optimizers.steps
 
     def forget(self) -> None:
-        """Remove the hooks and drop the passes: the next step is not recorded."""
+        """Remove the hooks and drop the passes."""
         if self._listens:
             self._listens = False
             self._kept.clear()

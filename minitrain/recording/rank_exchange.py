@@ -1,7 +1,8 @@
 """Exchange between ranks while they record: rows for the rules, and barriers.
 
-Each rank puts its rows into the store of the run's process group and does not wait.
-With the rows of all ranks, rank 0 applies the rules to a step and stores findings.
+Each rank puts its rows into the store of the run's process group, without waiting for
+the others, unless alarms are to end the run. With the rows of all ranks, rank 0 applies
+the rules to a step and stores findings.
 
 If parameters are sharded, gathering them is a collective in the run's own group, which
 hangs or aborts if a rank is at another place of the run. So ranks first meet in a
@@ -20,7 +21,7 @@ import torch.distributed as dist
 
 from minitrain.comm.torch_private import HashStore, PrefixStore, Store
 from minitrain.core.errors import EvidenceError
-from minitrain.core.printable import note as print_note
+from minitrain.core.printable import print_note
 from minitrain.recording.alarm import Alarm, against, page_on, position_of, unlike
 from minitrain.recording.format import Row, line_of
 from minitrain.recording.judge import Judge
@@ -29,9 +30,10 @@ from minitrain.recording.judge import Judge
 #   at R            [N, place]: the last meeting to which R came. Read to decide
 #   meeting N       what the first to decide found: null, or an alarm. Read by all
 #   meeting N came  how many came. The last one at meeting N + 1 deletes both
-#   row N of R      the row. Rank 0 reads and deletes it
+#   row N of R      the row (null for rank 0's own). Rank 0 reads and deletes it
 #   judged N        [rows are not compared any more, findings]
 #   heard N         number of ranks that have read "judged N"; the last deletes both
+
 # a TCPStore takes 8 MiB at a time, and cuts the connection of a rank that sends more
 MOST_BYTES = 7 << 20
 TOO_LONG = '{"kind": "too long"}'

@@ -2,7 +2,7 @@
 
 It records the first three steps of each optimizer and then every so many. At other
 steps its hooks only count passes and steps, and time the phases. The hooks change no
-value: results are bit-identical to a run without a recorder.
+value: results are bit-identical to a run without a recorder (not in a perturbed run).
 """
 
 import sys
@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from minitrain.core.errors import EvidenceError, UserError
-from minitrain.core.printable import note as print_note
+from minitrain.core.printable import print_note
 from minitrain.recording import hooks
 from minitrain.recording.alarm import Alarm, position_of
 from minitrain.recording.clock import RecordingClock, path_of_times
@@ -101,7 +101,7 @@ class Recorder:
         self._optimizers = Optimizers(
             unwrapped(optimizer), self._inner, self._step_begins, self._step_ended
         )
-        self._before: list[RemovableHandle] = []
+        self._handles: list[RemovableHandle] = []
         # an error that the caller already handles does not end the run
         self._error_at_start: BaseException | None = None
         self._writer: Writer | None = None
@@ -113,7 +113,7 @@ class Recorder:
 
     def start(self) -> None:
         """Add the hooks. UserError if called twice, or if the folder has a recording.
-        The header is written at the first forward pass, when the model is wrapped.
+        The header is written later, when the model is wrapped: see :meth:`connected`.
         """
         if self._state != "new":
             raise UserError(
@@ -126,7 +126,7 @@ class Recorder:
         self._clock = RecordingClock(self._folder, self._rank)
         begins, ended = hooks.Tap(self._pass_begins), hooks.Tap(self._pass_ended)
         for one in self._called:
-            self._before += [
+            self._handles += [
                 one.register_forward_pre_hook(begins, prepend=True, with_kwargs=True),
                 one.register_forward_hook(ended),
             ]
@@ -159,7 +159,7 @@ class Recorder:
             self._close_files()
 
     def _write_end(self) -> None:
-        exchange = self.begin()
+        exchange = self.connected()
         steps = {str(one.number): one.steps for one in self._optimizers.seen}
         sharded = hooks.is_sharded(self._inner)
         together = not sharded or (
@@ -213,7 +213,7 @@ class Recorder:
         if not self._due:
             return
         wrapper = passes.wrappers.around(module)
-        exchange = self.begin()
+        exchange = self.connected()
         if passes.forwards == 1 and hooks.fails_without_sync(wrapper):
             exchange.tell([Alarm("static graph", 0, FAILS, STATIC_GRAPH)])
         if passes.calls is not None and hooks.is_compiled(module):
@@ -240,7 +240,7 @@ class Recorder:
     def _step_begins(self, stepped: Stepped) -> None:
         self._clock.step_begins(stepped.by_closure)
         self.left = None
-        exchange = self.begin()
+        exchange = self.connected()
         if stepped.is_due(self._every):
             together = self._meet(stepped, exchange, has_ended=False)
             self._rows.step_begins(stepped, self._optimizers, together)
@@ -249,7 +249,7 @@ class Recorder:
     def _step_ended(self, stepped: Stepped) -> None:
         is_recorded = stepped.number in self._rows.begun
         self._clock.step_ended(stepped.number, stepped.steps - 1, is_recorded)
-        exchange = self.begin()
+        exchange = self.connected()
         together = not is_recorded or self._meet(stepped, exchange, has_ended=True)
         row = self._rows.step_ended(stepped, together)
         if row is not None:
@@ -279,11 +279,12 @@ class Recorder:
         if exchange.is_whole and self._writer is not None:
             self._writer.append(line)
         # the others do not need modules, which no rule reads
-        exchange.send(row, line_of(row) if row.pop("modules", None) else line)
+        modules = row.pop("modules", None)
+        exchange.send(row, line_of(row) if modules else line)
 
-    def begin(self) -> RankExchange:
-        """Return the exchange with other ranks. The first call, at the first forward
-        pass, waits for them and writes the header; an error in it ends the recording.
+    def connected(self) -> RankExchange:
+        """Return the exchange with other ranks. The first call, at a pass or step of
+        the model, waits for them and writes the header; its error ends the recording.
         """
         if self._exchange is not None:
             return self._exchange
@@ -328,9 +329,9 @@ class Recorder:
         self._state = "ended"
         self._optimizers.stop()
         self._passes.forget()
-        for handle in self._before:
+        for handle in self._handles:
             handle.remove()
-        self._before.clear()
+        self._handles.clear()
 
     def _close_files(self) -> None:
         if self._stalls is not None:

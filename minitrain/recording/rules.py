@@ -4,8 +4,8 @@ A rule gets ``rows``, the row of each rank for one step, in rank order, and ``be
 those of the recorded step before of the same optimizer (None at the first). It is a
 pure function that yields alarms, and notes on what may be intended. A fault is reported
 once, at its root: not parameters that differ because gradients do. Of the findings of
-one name, the first alarm and the first note are reported (judge.py). CONTRIBUTING.md
-lists what to edit for a new rule.
+one name, the first alarm and the first note are reported (judge.py). Rank 0 applies
+rules during a run (rank_exchange.py). CONTRIBUTING.md has the steps for a new rule.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -16,8 +16,8 @@ from minitrain.recording import rules_of_steps as of_steps
 from minitrain.recording.alarm import Alarm, Rows, against, alarm, position_of, unlike
 
 # Rules of each step, with the names of their findings. Others are "model" at the start,
-# "parameters" (below), "padding" and "same batch" (judge.py), and what no row shows:
-# "modules", "ranks", "stall" and "static graph", from the other files.
+# "parameters" and "steps" (below), "padding" and "same batch" (judge.py), and what no
+# row shows: "modules", "ranks", "stall" and "static graph", from the other files.
 RULES: tuple[Callable[[Rows, Rows | None], Iterable[Alarm]], ...] = (
     of_steps.unread,  # "inputs"
     of_steps.same_samples,  # "inputs", "number of samples"
@@ -42,7 +42,9 @@ LEADS = {"gradients", "learning rates", "optimizer settings"}
 
 
 def alarms_of(rows: Rows, before: Rows | None) -> list[Alarm]:
-    """Return the findings of all rules at a step; of ranks at different steps, one."""
+    """Return the findings of :data:`RULES`, and on parameters, at a step; of ranks at
+    different steps, one.
+    """
     places = [position_of(row) for row in rows]
     if ranks := unlike(places):
         step = max(int(row.get("step", 0)) for row in rows)

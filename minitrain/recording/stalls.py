@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import get_args
 
-from minitrain.core.printable import note as print_note
+from minitrain.core.printable import print_note
 from minitrain.recording.alarm import Alarm, in_ranks, page_on
 from minitrain.recording.clock import Phase, RecordingClock
 from minitrain.recording.format import line_of, ranks_in
@@ -59,8 +59,8 @@ class Place:
 
 class StallWatch:
     """Watch the ``clock`` of ``rank`` in a thread: if no phase ended for ``timeout_s``
-    seconds after the first step, report once the place of each rank that records in
-    ``folder``. ``write`` is called with the finding, as a line of the recording.
+    seconds after the first step, report the place of each rank that records in
+    ``folder``, once per stall. ``write`` gets the finding, as a line of the recording.
     """
 
     def __init__(

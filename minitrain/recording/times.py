@@ -38,10 +38,10 @@ WARMUP_STEPS = FIRST_STEPS + 1
 @dataclass(frozen=True)
 class Times:
     """The timed steps of all ranks. ``rows``: the columns of
-    :func:`minitrain.analysis.account.summarized`, with samples as ``tokens``. A
-    recorded step is of kind ``bracketed``, so that neither it nor the one after it
-    counts. ``hosts``: IDs of the ranks' clocks. ``open``: ranks that did not close
-    their file (killed, or still running). ``waits_within``: see find_stragglers.
+    :func:`minitrain.analysis.account.summarized`, with samples as ``tokens``; neither a
+    recorded step nor the one after it counts. ``hosts``: IDs of the ranks' clocks.
+    ``open``: ranks that did not close their file (killed, or still running).
+    ``waits_within``: see find_stragglers.
     """
 
     rows: Columns
@@ -202,9 +202,9 @@ def _cells(lines: Sequence[str]) -> dict[str, Floats]:
 
 
 def _as_timings(table: dict[str, Floats], rank: int) -> Columns:
-    # The analysis is the laboratory's, so its columns stand for those of a recording: a
-    # recorded step is of kind bracketed (its column recorded is false), tokens are
-    # samples, the last bucket is the last gradient, an interruption is an evaluation.
+    # The analysis is the laboratory's, so its columns stand for those of a recording:
+    # tokens are samples, the last bucket is the last gradient, an interruption is an
+    # evaluation.
     # a step of the loop has one of each optimizer, in the order of the first step
     _, first, which = np.unique(table["optimizer"], True, True)
     begins = np.flatnonzero(np.diff(first[which], prepend=inf) <= 0)
@@ -221,8 +221,8 @@ def _as_timings(table: dict[str, Floats], rank: int) -> Columns:
         "backward_ms": table["backward_ms"] + table["exposed_ms"],
         "last_bucket_at_ns": table["last_gradient_ns"],
         "tokens": table["samples"],
-        "kind": np.where(table["recorded"] > 0, "bracketed", "plain"),
-        "recorded": np.full(count, False),
+        "kind": np.full(count, "plain"),
+        "recorded": table["recorded"] > 0,
         # a pause between steps, which is not counted in them
         "after_interruption": table["evals"] > 0,
         "step_ms": sum((table[f"{part}_ms"] for part in PARTS), np.zeros(count)),

@@ -22,7 +22,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from minitrain.core.errors import UserError
-from minitrain.core.printable import note
+from minitrain.core.printable import print_note
 from minitrain.recording.startup import SETTINGS
 
 TRAINS_AGAIN = (
@@ -32,8 +32,9 @@ TRAINS_AGAIN = (
 
 
 def prepare() -> None:
-    """Patch ``nn.Module`` to start a recording at the first training pass of a model.
-    The arguments of :func:`minitrain.record` are read from the environment, as JSON.
+    """Patch ``nn.Module`` to start a recording at the first training pass of a model,
+    and what may end it: ``destroy_process_group`` and ``sys.exit``. The arguments of
+    :func:`minitrain.record` are read from the environment, as JSON.
     """
     settings = json.loads(os.environ[SETTINGS])
     call, destroy, leave = nn.Module.__call__, dist.destroy_process_group, sys.exit
@@ -84,18 +85,18 @@ def _record(model: nn.Module, settings: dict[str, Any]) -> Any:
 
         recorder = Recorder(model, None, **settings)
         recorder.start()
-        recorder.begin()
-    # any error: the training goes on without a recording
+        recorder.connected()
+    # any error: the training goes on without a recording, unless other ranks wait
     except Exception as error:
         kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
         if kind and recorder is not None and recorder.is_awaited():
             raise
         text = " ".join(f"{kind}{error}".split())
-        note(f"minitrain: nothing is recorded: {text}")
+        print_note(f"minitrain: nothing is recorded: {text}")
         return None
     held = _held()
     if others := len(held.difference(map(id, model.parameters()))):
-        note(
+        print_note(
             f"minitrain: note: {others} of {len(held)} parameters of the optimizers "
             f"are not in {type(model).__name__}: use minitrain.record in the script"
         )

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from minitrain.core.printable import note
+from minitrain.core.printable import print_note
 from minitrain.recording.recorder import Recorder
 from minitrain.recording.unchanged import TRAINS_AGAIN
 
@@ -33,7 +33,7 @@ class LightningCallback(Callback):  # type: ignore[misc]
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Lightning hook: start the recorder; ``training_step`` becomes a pass."""
         if hasattr(self, "_recorder"):
-            note(TRAINS_AGAIN.format(self._folder))
+            print_note(TRAINS_AGAIN.format(self._folder))
             return
         self._recorder = recorder = Recorder(
             pl_module, None, self._folder, **self._options

@@ -5,7 +5,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from minitrain.core.printable import note
+from minitrain.core.printable import print_note
 from minitrain.recording.recorder import Recorder
 from minitrain.recording.unchanged import TRAINS_AGAIN, stop_at_exit
 
@@ -22,7 +22,7 @@ class TransformersCallback(TrainerCallback):  # type: ignore[misc]
         if self._recorder is not None:
             # the Trainer tries a smaller batch after an error, for example
             self._recorder.close(failed=True)
-            note(TRAINS_AGAIN.format(self._folder))
+            print_note(TRAINS_AGAIN.format(self._folder))
             return
         self._recorder = Recorder(model, None, self._folder, **self._options)
         self._recorder.start()

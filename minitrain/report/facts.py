@@ -1,6 +1,6 @@
 """The facts of the report: results of the stages, and quantities derived from them.
 
-Facts are numbers and enums; ``templates/sentences.md`` renders them as sentences.
+Facts are numbers, names and enums; ``templates/sentences.md`` makes sentences of them.
 """
 
 from collections.abc import Mapping
@@ -87,7 +87,7 @@ class Facts:
 
     @property
     def machine(self) -> Json:
-        """Facts about the machine on which everything was measured."""
+        """Facts about the machine that measured (of several hosts, rank 0's)."""
         return dict(self.baseline_provenance["machine"])
 
     def hosts(self, run: str) -> int:

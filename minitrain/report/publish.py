@@ -90,8 +90,7 @@ def manifest(f: Facts) -> dict[str, Any]:
 
     Speeds are medians over the rounds of the speed comparison, on one host; all-reduce
     times are from the run itself, on ``num_hosts``. ``over_X`` is the run's speed
-    divided by the speed of X; ``noise_floor`` is relative. Values not measured are
-    None.
+    divided by the speed of X; ``noise_floor`` is relative. None: not measured.
     """
     speeds = {
         world_size: round(f.baseline.tokens_per_s(arm), 1)

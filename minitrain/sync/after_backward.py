@@ -23,7 +23,8 @@ from minitrain.sync.strategy import (
 
 class Flat(Strategy):
     """Strategy with an all-reduce of all gradients after backward, in one buffer per
-    dtype. Subclasses override :meth:`sum_over_ranks` (the sum) or :meth:`buckets`.
+    dtype. Subclasses override :meth:`sum_over_ranks` (the sum), :meth:`buckets`, or
+    :meth:`reduce`, which calls both.
     """
 
     guarantees: ClassVar[Guarantees] = GUARANTEES["flat"]

@@ -1,7 +1,7 @@
 """Guarantees and requirements of every strategy: a table for checks, docs and report.
 
 This module does not import torch, so that params.yaml can be checked in a fraction of a
-second. A strategy's row is its class attribute ``guarantees``.
+second. The class attribute ``guarantees`` of a strategy is its row of the table.
 """
 
 import json

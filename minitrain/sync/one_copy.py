@@ -3,8 +3,7 @@
 All ranks map one memory: the parameters, and a row of gradients for each rank. A rank
 writes gradients into its own row, except at parameters that it owns, where it writes
 the sums over all ranks. A step has three barriers: after the rows are written, after
-the sums are written, and after the parameters are stepped. Nothing is gathered or
-copied back.
+the sums are written, and after the parameters are stepped. Nothing is copied back.
 """
 
 import time

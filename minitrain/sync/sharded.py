@@ -145,8 +145,7 @@ class FSDP(Strategy):
 
 def gather_moments(sync: Strategy, own: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the moments (see :meth:`Strategy.moments`) of all ranks on rank 0, in the
-    order of the model's parameters; empty on other ranks. ``own``: this rank's moments.
-    Collective.
+    order of the model's parameters; empty elsewhere. ``own``: this rank's. Collective.
     """
     parts: list[Any] = [None] * sync.world_size
     everyone = parts if sync.rank == 0 else None

@@ -20,8 +20,8 @@ Traffic = dict[str, tuple[int, int]]
 @dataclass
 class BucketEvent:
     """Reduction of one bucket of gradients in a step. ``called_ns`` and ``done_ns``:
-    start and end (``perf_counter_ns``; 0 until it ends); None on a GPU, where the hook
-    only enqueues work.
+    start and end (``perf_counter_ns``; 0 until it ends); None in a hook of DDP on a
+    GPU, which only enqueues work.
     """
 
     parameters: tuple[str, ...]
@@ -172,8 +172,8 @@ class Strategy:
     def reference(gradients: Sequence[Tensor]) -> Tensor:
         """Return the sum of one bucket (n,) in one process, for the replay; if the
         strategy promises ``replay``, with the same bits as between ranks. ``gradients``
-        has a tensor (n,) per shard, already divided if the strategy averages; they are
-        not changed.
+        (not changed): a tensor (n,) per shard, already divided if the strategy
+        averages.
         """
         return ring_sum(gradients)
 

@@ -3,8 +3,7 @@
     FOLDER/step-25/rank-0.pt ...    state of each rank, saved by torch
                    manifest.json    identity of the run, and SHA-256 of every file
 
-The manifest is written after all files are on the disk, so an interrupted save has
-none.
+The manifest is written after all files are on the disk: an interrupted save has none.
 """
 
 import fcntl
@@ -27,7 +26,7 @@ from minitrain.comm.collective_calls import everyone, only_first, who_sees
 from minitrain.comm.groups import group_timeout_s
 from minitrain.core.errors import UserError
 from minitrain.core.files import fsync, open_atomic, read_json, sha256_file, write_json
-from minitrain.core.printable import note
+from minitrain.core.printable import print_note
 
 # state of one rank: tensors, numbers, text, and lists and dicts of these
 Kept = dict[str, Any]
@@ -97,7 +96,7 @@ class Checkpoints:
         for checkpoint, identity in whole_in(self.folder):
             if identity == dict(self.identity):
                 return checkpoint
-            note(f"checkpoint not used: {checkpoint}: another run's")
+            print_note(f"checkpoint not used: {checkpoint}: another run's")
         return None
 
     def forget(self) -> None:
@@ -128,7 +127,7 @@ def whole_in(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
         try:
             identity = read_manifest(checkpoint)["identity"]
         except UserError as error:
-            note(f"checkpoint not used: {error}")
+            print_note(f"checkpoint not used: {error}")
         else:
             yield checkpoint, identity
 

@@ -66,9 +66,7 @@ class RunConfig:
     def batches(
         self, shards: Sequence[int], num_shards: int, device: torch.device | None = None
     ) -> Batches:
-        """Return the batches of ``shards``, out of ``num_shards``, on ``device`` (None:
-        CPU).
-        """
+        """Return the batches of ``shards``, out of ``num_shards``, on ``device``."""
         return self.data.open(shards, num_shards, self.grad_accumulation_steps, device)
 
     @property

@@ -76,7 +76,8 @@ class StepObserver(Observer):
         watches: Repeat the backward pass of some steps without communication, and time
             it separately.
         keep: Step whose tensors are kept in memory (:class:`StepRecord`), if any.
-        records: Hash steps, and write a heartbeat; else only take times.
+        records: Hash steps, and write a heartbeat; else take times, and look at the
+            first forward pass (:meth:`StepRecord.after_forward`).
     """
 
     def __init__(

@@ -90,8 +90,7 @@ def write_records(
     out: Path, results: Sequence[TrainResult], threads: int, *, cpu: str | None = None
 ) -> None:
     """Write the deterministic files: losses, rows of hashes, and what their bits depend
-    on, such as ``threads`` per process and ``cpu``, the names of all hosts' CPUs (None:
-    this host's).
+    on, such as ``threads`` per process and ``cpu``, all hosts' CPUs (None: this one's).
     """
     losses = mean_losses(results)
     with open_atomic(out / "losses.csv") as file:

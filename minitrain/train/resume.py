@@ -22,7 +22,7 @@ from minitrain.comm.collective_calls import everyone, only_first
 from minitrain.comm.groups import is_main_process
 from minitrain.comm.tree import shards_of
 from minitrain.core.errors import UserError
-from minitrain.core.printable import note
+from minitrain.core.printable import print_note
 from minitrain.core.progress import progress
 from minitrain.train.checkpoint import Checkpoints, Kept, load_rank, step_of, whole_in
 from minitrain.train.config import RunConfig
@@ -109,7 +109,7 @@ def _resume(
 
 def _say(show: str, line: str) -> None:
     if is_main_process():
-        note(f"{show}: {line}" if show else line)
+        print_note(f"{show}: {line}" if show else line)
 
 
 def begin_with(own: Checkpoints, source: Path, config: RunConfig) -> None:

@@ -291,7 +291,7 @@ def mean_losses(results: Iterable[TrainResult]) -> list[float]:
 
 
 def mean_loss(shares: Iterable[Sequence[float]]) -> float:
-    """Return the mean loss: the sum of each rank's ``shares``, weighted by targets."""
+    """Return the mean loss: the sum of the ranks' ``shares``, weighted by targets."""
     # correctly rounded, so it does not depend on how the batch was distributed
     return math.fsum(share for rank in shares for share in rank)
 
