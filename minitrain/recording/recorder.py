@@ -173,7 +173,7 @@ class Recorder:
             which = f"the first three and each {self._every}-th"
             which = "all of them" if self._every == 1 else which
             print_note(
-                f"minitrain: recorded {self._optimizers.steps} steps, {which} in full: "
+                f"minitrain: recorded {max(steps.values())} steps, {which} in full: "
                 f"minitrain show {self._folder}; minitrain verify {self._folder} OTHER"
             )
 
@@ -283,8 +283,8 @@ class Recorder:
         exchange.send(row, line_of(row) if modules else line)
 
     def connected(self) -> RankExchange:
-        """Return the exchange with other ranks. The first call, at a pass or step of
-        the model, waits for them and writes the header; its error ends the recording.
+        """Return the exchange with other ranks. The first call, at a pass, a step or
+        the end, waits for them and writes the header; its error ends the recording.
         """
         if self._exchange is not None:
             return self._exchange

@@ -106,7 +106,9 @@ def test_only_those_given_or_of_the_model_are_recorded(tmp_path: Path) -> None:
     assert (number, row["lr"], row["forwards"]) == ((0, 0), [0.2], 1)
 
 
-def test_each_of_several_has_its_own_parameters_and_steps(tmp_path: Path) -> None:
+def test_each_of_several_has_its_own_parameters_and_steps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """As of two networks that play against each other: one steps more often."""
     model = Net()
     model.spare = nn.Linear(2, 2)
@@ -136,6 +138,9 @@ def test_each_of_several_has_its_own_parameters_and_steps(tmp_path: Path) -> Non
     assert [*often[0]["parameters"]] == ["first.weight", "first.bias", *spare]
     assert [row["not_held"] for row in often[:2]] == [[], spare]
     assert read_recording(tmp_path).ranks[0].end["steps"] == {"0": 9, "1": 4}
+    assert "minitrain: recorded 9 steps, the first" in capsys.readouterr().err
+    shown = minitrain.show(tmp_path)
+    assert (shown["num_steps"], shown["num_recorded"]) == (9, 5)
 
 
 def test_parameters_replaced_behind_the_optimizer_are_said(tmp_path: Path) -> None:
