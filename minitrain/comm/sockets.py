@@ -1,6 +1,6 @@
 """Links between the ranks of one host: sockets between all pairs and shared memory.
 
-Neither has a name in the file system: nothing is left after kill -9, too. Linux only.
+Neither has a name in the file system: nothing is left, even by kill -9. Linux only.
 """
 
 import mmap

@@ -139,7 +139,7 @@ class RunsCompared:
     """The result of comparing runs A and B; the numbers count steps that both have.
     ``only_in_a`` and ``only_in_b`` list what only one has, as steps or files.
 
-    ``first``: the first difference in bits that is sure, or in data, or at all;
+    ``first``: the first difference in bits if it is sure, else in data, else in bits;
     ``losses``: pairs that differ, by step; ``states``: final states by file;
     ``other_tensors``: names, shapes or dtypes differ; ``rungs``: checks by tolerances.
     """

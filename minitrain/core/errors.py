@@ -97,7 +97,7 @@ def run_stage(main: Callable[[], None]) -> None:
 
     A user's mistake, an operating-system error or a failed rank is reported as one line
     on stderr (MINITRAIN_TRACEBACK=1 adds a rank's traceback), and so are SIGINT,
-    SIGTERM and SIGHUP, after cleanup. Others are bugs, and keep their traceback.
+    SIGTERM and SIGHUP, after cleanup. Other exceptions are bugs: they keep a traceback.
     """
     gc.enable()
     try:

@@ -1,6 +1,6 @@
 """Hang monitor: polls the heartbeats of a host's ranks and names the one that hangs.
 
-All waits between steps share one limit, which a rank sets as it joins the group. If the
+Waits of the training loop share one limit, which a rank sets as it joins. If the
 heartbeat of a rank does not change for that long, or the rank timed out, the culprit is
 a rank that does not answer, or is not in a wait. The monitor also records which rank
 exited first, since torchrun then terminates all others, which are not the cause.

@@ -68,9 +68,9 @@ def own_rungs(
     witness: Mapping[str, Mapping[str, Any]],
 ) -> Rungs:
     """Return the rungs (check results) that need only ``run`` and its ``replay``, by
-    name. ``witness`` are the witness's results, as dictionaries.
-    On a GPU, whose kernels sum in an unknown order, ``replay`` is None: there is only a
-    rung ``replay``, not run. Rungs that the strategy does not promise are not run.
+    name. ``witness``: the witness's results, as dictionaries. On a GPU, whose kernels
+    sum in an unknown order, ``replay`` is None: there is only a rung ``replay``, not
+    run. Rungs that the strategy does not promise are not run.
     """
     testimony = {name: rung_of(rung) for name, rung in witness.items()}
     rungs = {

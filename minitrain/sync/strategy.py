@@ -20,8 +20,8 @@ Traffic = dict[str, tuple[int, int]]
 @dataclass
 class BucketEvent:
     """Reduction of one bucket of gradients in a step. ``called_ns`` and ``done_ns``:
-    start and end (``perf_counter_ns``; 0 until it ends); None in a hook of DDP on a
-    GPU, which only enqueues work.
+    start and end (``perf_counter_ns``; 0 until it ends). In a hook of DDP on a GPU,
+    which only enqueues work, ``done_ns`` is None.
     """
 
     parameters: tuple[str, ...]

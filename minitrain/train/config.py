@@ -66,7 +66,8 @@ class RunConfig:
     def batches(
         self, shards: Sequence[int], num_shards: int, device: torch.device | None = None
     ) -> Batches:
-        """Return the batches of ``shards``, out of ``num_shards``, on ``device``."""
+        """Return batches of ``shards``, of ``num_shards``, on ``device`` (None:
+        CPU)."""
         return self.data.open(shards, num_shards, self.grad_accumulation_steps, device)
 
     @property

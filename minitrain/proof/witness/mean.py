@@ -146,7 +146,7 @@ def _wrong_weights(
 
 def buffers_rung(computer: Computer) -> RungDict | None:
     """Return a rung: within tolerance if a forward pass leaves equal buffers on two
-    ranks, or none that affect the loss, else not run. None if there is none to compare.
+    ranks, or none that affect the loss, else not run; None without buffers or rank 1.
     """
     names, record = _own_buffers(computer.own), computer.record
     step = record.steps()[-1]

@@ -183,8 +183,8 @@ class Computer:
         return one
 
     def nudged(self, state: State, seed: int) -> Tensors:
-        """Return a copy of ``state`` with every parameter moved by one or two ULP at
-        random, equally under all names of a tied one; unchanged with ``seed`` 0.
+        """Return a copy of ``state`` with every parameter moved up or down at random by
+        1 or 2 ULP, equally under all names of a tied one; unchanged with ``seed`` 0.
         """
         chance, moved = torch.Generator().manual_seed(seed), dict(state)
         known: dict[int, Tensor] = {}
